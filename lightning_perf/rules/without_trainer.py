@@ -1,18 +1,27 @@
 """Recommendations for loops without a Trainer, in place of its flags."""
 
+import re
+
 import msgspec
 
 from lightning_perf.records import Finding, Prescription
 
 from .findings import how_to_measure
 
+_FLAG = re.compile(r"^Trainer\(\.\.\., (\w+)=([^#\n]*)\)(?:  #.*)?$", re.MULTILINE)
+"""Code that sets a Trainer flag, which recommendations that are not applied have only there."""
 _CODE = {
-    "precision": 'Fabric(..., precision="{}")  # without Fabric: torch.autocast',
-    "benchmark": "torch.backends.cudnn.benchmark = True",
-    "detect_anomaly": "torch.autograd.set_detect_anomaly(False)",
+    "precision": "Fabric(..., precision={})  # without Fabric: torch.autocast",
+    "strategy": "Fabric(..., strategy={})",
+    "devices": "Fabric(..., devices={})",
+    "benchmark": "torch.backends.cudnn.benchmark = {}",
+    "deterministic": "torch.use_deterministic_algorithms({})",
+    "detect_anomaly": "torch.autograd.set_detect_anomaly({})",
     "check_val_every_n_epoch": "if epoch % {} == 0:\n    ...  # validate",
+    "log_every_n_steps": "if step % {} == 0:\n    fabric.log_dict(metrics)",
     "accumulate_grad_batches": "if step % {} == 0:\n    optimizer.step()\n    optimizer.zero_grad()",
 }
+_SUMMARY = {"check_val_every_n_epoch": "validate every {} epochs", "log_every_n_steps": "log every {} steps"}
 
 
 def without_trainer(finding: Finding) -> Finding:
@@ -23,10 +32,9 @@ def without_trainer(finding: Finding) -> Finding:
 
 
 def _changed(fix: Prescription) -> Prescription:
-    code, summary = fix.code, fix.summary
-    for name, value in fix.trainer_flags.items():
-        if name in _CODE:
-            code = _CODE[name].format(value)
-        if name == "check_val_every_n_epoch":
-            summary = summary.replace(f"set {name}={value}", f"validate every {value} epochs")
+    summary = fix.summary
+    for name, value in _FLAG.findall(fix.code):
+        if name in _SUMMARY:
+            summary = summary.replace(f"set {name}={value}", _SUMMARY[name].format(value))
+    code = _FLAG.sub(lambda flag: _CODE[flag[1]].format(flag[2]) if flag[1] in _CODE else flag[0], fix.code)
     return msgspec.structs.replace(fix, treatment="", trainer_flags={}, code=code, summary=summary)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lightning_perf.records import Finding
 from lightning_perf.rules.engine import diagnose, preflight
+from tests.rules.case_files import load_cases
 
 from .session_builder import build_session
 
+CASES = Path(__file__).parent / "cases"
 LOOP = {"run": {"has_trainer": False}}
 ATTENTION = {"n": 12, "host_s": 0.01, "device_s": 0.12, "share": 0.5, "function": "eager_attention_forward"}
 
@@ -41,3 +46,30 @@ def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:
     (finding,) = preflight(session, select=["PD503"])
     assert finding.prescriptions[0].code == "torch.autograd.set_detect_anomaly(False)"
     assert not finding.prescriptions[0].trainer_flags
+
+
+@pytest.mark.parametrize(
+    ("code", "case", "expected"),
+    [
+        ("PD301", "promises nothing when nothing was replayed", 'Fabric(..., precision="bf16-mixed")'),
+        ("PD321", "is low on a device when nothing was replayed", "torch.use_deterministic_algorithms(False)"),
+        (
+            "PD401",
+            "states the batch that fits",
+            "DataLoader(..., batch_size=32)\nif step % 2 == 0:\n    optimizer.step()",
+        ),
+        ("PD505", "fires at both thresholds", "if step % 300 == 0:\n    fabric.log_dict(metrics)"),
+        ("PD602", "names the call when no callback saves", "if step % 200 == 0:\n    ...  # save"),
+        (
+            "PD706",
+            "fires when memory is nearly full",
+            "Fabric(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
+        ),
+        ("PD904", "fires above the threshold", ""),
+    ],
+)
+def test_code_is_that_of_a_loop_when_there_is_no_trainer(code: str, case: str, expected: str) -> None:
+    (session,) = (one["session"] for one in load_cases(CASES / f"{code}.yml") if one["name"] == case)
+    finding = finding_of(code, {**session, "run": {**session.get("run", {}), "has_trainer": False}})
+    assert [fix for fix in finding.prescriptions if expected in fix.code]
+    assert not [fix for fix in finding.prescriptions if "rainer" in fix.code or "log_every_n" in fix.summary]

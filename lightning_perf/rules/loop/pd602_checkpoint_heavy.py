@@ -53,7 +53,9 @@ def check(session: Session) -> Finding | None:
                     "AsyncCheckpointIO\n"
                     "Trainer(..., plugins=[AsyncCheckpointIO()])"
                 ),
-            ),
+            )
+            if session.run.has_trainer
+            else None,
         ),
         timed={"checkpoint": seconds},
         left=left,
@@ -88,10 +90,12 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
     is_in_epoch = n_epochs < IN_EPOCH_MAX_EPOCHS
     wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
-    counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
+    counted, saved = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'}", "trainer.save_checkpoint(path)"
+    if not run.has_trainer:
+        counted, saved = "step" if is_in_epoch else "epoch", "...  # save"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"
     return fix(
         f"set {setting} on {name}: one checkpoint in {times}" if name else f"save one checkpoint in {times}",
         "one line",
-        code=f"{name}(..., {setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
+        code=f"{name}(..., {setting})" if name else f"if {counted} % {wanted} == 0:\n    {saved}",
     )

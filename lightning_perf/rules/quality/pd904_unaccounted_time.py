@@ -34,15 +34,14 @@ def check(session: Session) -> Finding | None:
         return None
     line = next(iter(lines_of(session, "other")), None)
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
+    advice, code = "profile the code that runs between Lightning's hooks", 'Trainer(..., profiler="simple")'
+    if line or not session.run.has_trainer:
+        advice, code = f"check {line.where}" if line else "profile the loop outside its models and optimizers", ""
     return make_finding(
         severity="info",
         summary=f"{percent(share)} of training time is in no known phase.{where}",
         evidence=fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
-        prescriptions=fix(
-            f"check {line.where}" if line else "profile the code that runs between Lightning's hooks",
-            "minutes",
-            code="" if line else 'Trainer(..., profiler="simple")',
-        ),
+        prescriptions=fix(advice, "minutes", code=code),
     )
 
 
