@@ -28,7 +28,10 @@ _MAKING_TENSORS = ("torch.tensor", "torch.as_tensor")
 RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
 
 _COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
-"""Phases in which torch operators are excluded from the cost of a line, because they are the training itself."""
+"""Phases in which torch operators are excluded from the cost of a line, because they are the training itself.
+
+Without a Trainer, they are that in the phase ``other`` too.
+"""
 
 
 class LineTime(NamedTuple):
@@ -136,8 +139,9 @@ def _lines(
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
         return []
+    computing = _COMPUTING if session.run.has_trainer else (*_COMPUTING, "other")
     found = [
-        _line_time(line, name, phase, phase_s(steady, name), with_operators)
+        _line_time(line, name, phase, phase_s(steady, name), with_operators or name not in computing)
         for name, phase in profile.phases.items()
         for line in phase.lines
         if line.n_samples >= LINE_MIN_SAMPLES and is_wanted(name, line)
@@ -273,8 +277,7 @@ def left_with_raised_thresholds(found: Collections) -> float:
 
 
 def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool) -> LineTime:
-    without_operators = name in _COMPUTING and not with_operators
-    share = line.share * max(0.0, 1 - line.operator_fraction) if without_operators else line.share
+    share = line.share if with_operators else line.share * max(0.0, 1 - line.operator_fraction)
     low, high = _wilson(share, phase.n_effective)
     return LineTime(line, name, share * seconds, low * seconds, high * seconds, line.n_samples)
 
