@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -26,8 +25,10 @@ from .brief_lines import (
     command,
     fitted,
     labeled,
+    padded,
     part_of,
     titled,
+    wrapped,
 )
 from .brief_oom import out_of_memory
 from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
@@ -221,11 +222,11 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     for i, (group, speedup) in enumerate(zip(shown, speedups, strict=True), start=1):
         first, fix = group[0], group[0].prescriptions[0]
         whole = code_text(fix, session, _FIX) or fix_text(fix, session, _FIX + 40 if i == 1 else _FIX)
-        text = next(iter(textwrap.wrap(whole, _FIX, break_on_hyphens=False)), "")
+        text = wrapped(whole, _FIX)[0]
         rest = whole[len(text) :].strip()
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{text:<{_FIX}} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
+            (f"{padded(text, _FIX)} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
         ))  # fmt: skip
         if rest:
             yield Line(((" " * 8 + rest, ""),))

@@ -70,13 +70,27 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
 
 def titled(texts: Sequence[str], code: str, style: str, max_lines: int = 2) -> list[Line]:
     """Return the first text that fits on so many lines (two or more); the last text is cut if none does."""
-    wrapped = [textwrap.wrap(text, text_width(code), break_on_hyphens=False) or [""] for text in texts]
-    first, *more = next((each for each in wrapped if len(each) <= max_lines), wrapped[-1])
+    forms = [wrapped(text, text_width(code)) for text in texts]
+    first, *more = next((each for each in forms if len(each) <= max_lines), forms[-1])
     if len(more) >= max_lines:
         last = max_lines - 2
         more = [*more[:last], wording.cut(" ".join(more[last:]), text_width(code))]
     lines = [right_aligned(TITLE, first, code, style)]
     return lines + [Line(((" " * len(TITLE), ""), (each, style))) for each in more]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return lines of at most `width` cells; `textwrap` counts characters, of which some take two cells."""
+    for n_chars in range(width, 0, -1):
+        lines = textwrap.wrap(text, n_chars, break_on_hyphens=False) or [""]
+        if all(cell_len(line) <= width for line in lines):
+            break
+    return lines
+
+
+def padded(text: str, width: int) -> str:
+    """Return a text filled with blanks to `width` cells."""
+    return text + " " * (width - cell_len(text))
 
 
 def text_width(code: str) -> int:

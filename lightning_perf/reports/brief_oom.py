@@ -2,13 +2,26 @@
 
 import os
 import re
-import textwrap
 from collections.abc import Iterator
 
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 
 from . import wording
-from .brief_lines import BLANK, GAP, LAST_GAP, MAX_WIDTH, MORE, NEEDED, Line, bar, command, part_of, titled
+from .brief_lines import (
+    BLANK,
+    GAP,
+    LAST_GAP,
+    MAX_WIDTH,
+    MORE,
+    NEEDED,
+    Line,
+    bar,
+    command,
+    padded,
+    part_of,
+    titled,
+    wrapped,
+)
 from .fixes import clause, first_sentence
 from .render.console import QUIET, joined
 from .sections import memory
@@ -71,9 +84,9 @@ def _fixes(finding: Finding | None) -> Iterator[Line]:
     head = "fix: 1 first; add the next if it fails again" if len(fixes) > 1 else "fix"
     yield Line(((f"  {head:<{_FIX}}  {frees:<{_FREES}}effort", QUIET),))
     for i, fix in enumerate(fixes, start=1):
-        text, *rest = textwrap.wrap(_fix_text(fix), _FIX, break_on_hyphens=False)[:2]
+        text, *rest = wrapped(_fix_text(fix), _FIX)[:2]
         size = f"~{wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
-        yield Line(((f"{i} ", QUIET), (f"{text:<{_FIX}}  {size:<{_FREES}}{fix.effort}", "")))
+        yield Line(((f"{i} ", QUIET), (f"{padded(text, _FIX)}  {size:<{_FREES}}{fix.effort}", "")))
         yield from (Line((("  " + each, ""),)) for each in rest)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from rules.session_builder import build_session
 
 from lightning_perf.cli.demo import FAULTS
@@ -277,6 +278,17 @@ def test_text_is_harmless_when_names_are_hostile() -> None:
     text = text_of(hostile())
     assert not CONTROL.search(text)
     assert "[bold]x[/bold]" in text
+
+
+def test_columns_are_aligned_when_names_are_two_cells_wide() -> None:
+    session = starved()
+    first = session.findings[0]
+    text = f"run {'数据' * 8} less often in every epoch"
+    fix = msgspec.structs.replace(first.prescriptions[0], summary=text, code="", loader_args={})
+    session = msgspec.structs.replace(session, findings=(msgspec.structs.replace(first, prescriptions=(fix,)),))
+    head, row = (line for line in text_of(session).splitlines() if "effort" in line or line.startswith("1 PD101"))
+    for name, value in (("est. speedup", "1.7–2.1x"), ("effort", fix.effort), ("diagnosis", "certain")):
+        assert cell_len(row[: row.index(value)]) == head.index(name)
 
 
 def test_output_has_no_escape_sequences_when_it_is_no_terminal() -> None:
