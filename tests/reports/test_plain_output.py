@@ -130,6 +130,12 @@ def test_full_report_names_the_folder_for_tensorboard_when_it_is_a_local_one(pla
     assert re.findall(r"tensorboard --logdir (\S+)", text) == [logdir] * (logdir is not None)
 
 
+def test_what_was_switched_off_is_not_cut() -> None:
+    off = "hooks of callbacks and of the module that take less than 20 µs"
+    overhead = Overhead(per_step_us=40.0, budget_us=20.0, reporting_s=0.1, share=0.01, backed_off=(off,))
+    assert overhead_fact(msgspec.structs.replace(starved(), overhead=overhead)).endswith(off)
+
+
 def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
     place = "a very/long path/" + "x" * 90
     text = to_text(brief_report(starved(), place))

@@ -71,7 +71,7 @@ def overhead_fact(session: Session) -> str:
         f"{seconds(overhead.reporting_s)} for reports"
     )
     if overhead.backed_off:
-        text += f"; switched off to cost less: {', '.join(line(one, 60) for one in overhead.backed_off)}"
+        text += f"; switched off to cost less: {', '.join(line(one, 100) for one in overhead.backed_off)}"
     return text
 
 
