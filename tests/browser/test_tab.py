@@ -260,7 +260,7 @@ def test_diff_compares_with_the_previous_run_and_never_shows_an_older_run_as_new
             ("first", "second", ["first", "second"]),
         ):
             choose(browser, f"{run}/perf_session.json")
-            assert f"2026-01-0{days[run]} 00:00" in browser.find("#about").text
+            assert f"2026-01-0{days[run]} 00:00 UTC" in browser.find("#about").text
             show(browser, "diff")
             assert browser.find("#base").get_attribute("value") == f"{base}/perf_session.json"
             facts = browser.find("main .about").text

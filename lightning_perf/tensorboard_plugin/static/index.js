@@ -104,7 +104,7 @@ function list(select, chosen) {
 
 function about() {
   const one = state.runs.find((run) => run.id === state.run);
-  page.about.textContent = [one?.status, one?.started_at?.slice(0, 16).replace('T', ' '), ...state.search].filter(Boolean).join(' · ');
+  page.about.textContent = [one?.status, one?.started_at && `${one.started_at.slice(0, 16).replace('T', ' ')} UTC`, ...state.search].filter(Boolean).join(' · ');
 }
 
 function tabs() {
