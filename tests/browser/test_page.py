@@ -12,7 +12,7 @@ from reports.sessions import hostile, starved
 from reports.test_html import everything
 
 from browser.conftest import Browser
-from lightning_perf.records import Session, load
+from lightning_perf.records import Evidence, Session, load
 from lightning_perf.reports import wording
 from lightning_perf.reports.render.html import to_page
 
@@ -245,6 +245,15 @@ def test_narrow_page_leaves_out_what_a_fix_does_not_have(browser: Browser, tmp_p
     assert "speedup:\n" not in browser.find("#fixes").text
     empty = [cell for cell in browser.all("#fixes td") if not cell.text]
     assert not any(cell.is_displayed() for cell in empty)
+
+
+def test_long_text_of_evidence_leaves_room_for_its_name(browser: Browser, tmp_path: Path) -> None:
+    session = starved()
+    evidence = (Evidence(metric="why the speedup was not measured", value="not enough memory for the operator " * 4),)
+    findings = (msgspec.structs.replace(session.findings[0], evidence=evidence),)
+    browser.size(900, 900)
+    show(browser, msgspec.structs.replace(session, findings=findings), tmp_path)
+    assert max(browser.driver.execute_script(LINES, ".finding td:first-child")) <= 2
 
 
 def test_print_shows_all_evidence_on_white(browser: Browser, tmp_path: Path) -> None:
