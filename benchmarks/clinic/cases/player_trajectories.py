@@ -17,6 +17,7 @@ import lightning as L
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.utils import parametrize  # noqa: F401 - of the fix
 from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.data import DataLoader, Dataset
 
