@@ -3,7 +3,7 @@ lower learning rate for lower layers. Each parameter has an optimizer group of i
 the scheduler work parameter by parameter; collect the parameters of equal learning rate and weight decay in one
 group.
 ---
-expect: PD000
+expect: PD340
 fix:
   ? |2-
             groups = []
@@ -22,7 +22,7 @@ fix:
                 [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()],
                 fused=True,
             )
-half: score
+half: tune
 """
 
 import lightning as L

@@ -10,7 +10,7 @@ fix:
   : |2-
             with parametrize.cached():
                 rollout = self.model(windows[:, :OBSERVED])
-half: score
+half: tune
 """
 
 import lightning as L
