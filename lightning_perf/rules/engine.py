@@ -171,10 +171,14 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
 
 
 def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
-    """Return the finding with code, name and category of its rule; without a Trainer, without Trainer flags."""
+    """Return the finding with code, name and category of its rule; without a Trainer, without Trainer flags.
+
+    Outside of ``fit``, no time is called training time.
+    """
     if finding is None:
         return None
-    labeled = msgspec.structs.replace(finding, code=rule.code, name=rule.name, category=rule.category)
+    summary = finding.summary if session.run.stage == "fit" else finding.summary.replace("training time", "the time")
+    labeled = msgspec.structs.replace(finding, code=rule.code, name=rule.name, category=rule.category, summary=summary)
     return labeled if session.run.has_trainer else without_trainer(labeled)
 
 

@@ -27,6 +27,7 @@ from lightning_perf.records import (
     Telemetry,
     TimeChange,
     Trial,
+    Window,
 )
 from lightning_perf.reports import wording
 from lightning_perf.reports.brief import brief_report
@@ -134,6 +135,14 @@ def test_what_was_switched_off_is_not_cut() -> None:
     off = "hooks of callbacks and of the module that take less than 20 µs"
     overhead = Overhead(per_step_us=40.0, budget_us=20.0, reporting_s=0.1, share=0.01, backed_off=(off,))
     assert overhead_fact(msgspec.structs.replace(starved(), overhead=overhead)).endswith(off)
+
+
+def test_overhead_names_profiler_windows_if_there_were_any() -> None:
+    overhead = Overhead(per_step_us=40.0, budget_us=20.0, reporting_s=0.1, share=0.3)
+    one = msgspec.structs.replace(starved(), overhead=overhead, windows=())
+    window = Window(first_step=3, n_steps=3, status="recorded", reason="", cost_s=1.0)
+    assert "profiler" not in overhead_fact(one)
+    assert overhead_fact(msgspec.structs.replace(one, windows=(window,))).endswith(", the rest for profiler windows")
 
 
 def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:

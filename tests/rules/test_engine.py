@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from lightning_perf.errors import ConfigError
@@ -292,6 +293,15 @@ def test_headline_names_the_line_when_a_data_wait_has_no_other_cause():
     session = diagnose(build_session({**STARVED, "host_profile": {**profile, "phases": {"data_wait": phase}}}))
     place = "load (data.py:23) spends 44 % of the time in Image.convert"
     assert session.verdict.text.startswith(f"54 % of training time is spent waiting for data; {place}: ")
+
+
+@pytest.mark.parametrize(("stage", "text"), [("fit", "of training time is"), ("predict", "of the time is")])
+def test_time_is_called_training_time_when_the_stage_is_fit(use_rules, stage, text):
+    use_rules(_rule("PD101", lambda session: _finding(summary="Half of training time is spent.")))
+    session = build_session()
+    run = msgspec.structs.replace(session.run, stage=stage)
+    (found,) = diagnose(msgspec.structs.replace(session, run=run)).findings
+    assert text in found.summary
 
 
 def test_confidence_is_lowered_when_the_measurement_is_unreliable():
