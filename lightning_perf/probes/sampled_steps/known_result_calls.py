@@ -221,32 +221,30 @@ class StepCalls:
         is_per_item = all(call.is_per_item for call in calls) and not self.are_items_changed
         return {"kept_bytes": kept_bytes, "is_per_item": is_per_item and 0 < kept_bytes <= self.batch_bytes}
 
-    def _twice(self, calls: Sequence[Call]) -> KnownResults:
+    def _twice(self, calls: Iterable[Call]) -> KnownResults:
         """Return the record of operators with the inputs of earlier ones, in or below lines that do much such work.
 
         Where only one of two equal operators has a backward pass, that pass is needed.
         """
-        weights, pairs, groups = self._by_lines(self.calls), Counter[tuple[Lines, Lines]](), dict[Call, list[Call]]()
-        these = self._by_lines(calls)
+        weights, these, groups = self._by_lines(self.calls), self._by_lines(calls), dict[Call, list[Call]]()
+        pairs: dict[tuple[Lines, Lines], Counter[Lines]] = {}
         for call in calls:
             before, now = call.differing()
             lines = [call.lines[:n] for n in range(len(now), len(call.lines) + 1)]
             if call.first is not None and any(these[line] >= _MUCH * weights[line] for line in lines):
-                pairs[before, now] += call.weight
+                pairs.setdefault((before, now), Counter())[call.lines] += call.weight
                 groups.setdefault(call.first, [call.first]).append(call)
         forward = sum(sum(sorted(call.weight for call in group)[:-1]) for group in groups.values())
         backward = 0
         for group in groups.values():
             passes = [call.backward_weight for call in group]
             backward += sum(passes) - max(passes)
-        before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
+        before, now = max(pairs, key=lambda pair: pairs[pair].total(), default=((), ()))
         n = sum(len(group) - 1 for group in groups.values())
         first = site_text(before) if site_text(before) != site_text(now) else ""
-        below = Counter[Lines]()
-        for call in calls:
-            below[call.lines] += call.weight if call.lines[: len(now)] == now else 0
-        inner = _most(below)
-        is_one_line = inner != now and 2 * below[inner] >= below.total()
+        innermost = pairs.get((before, now), Counter())
+        inner = _most(innermost)
+        is_one_line = inner != now and 2 * innermost[inner] >= innermost.total()
         derived = [[call for call in group if call.derivative is not None] for group in groups.values()]
         is_derived = 2 * sum(call.weight for group in derived for call in group[1:]) > forward
         n_passes = max((len({call.derivative for call in group}) for group in derived), default=0) if is_derived else 0
