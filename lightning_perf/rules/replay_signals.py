@@ -36,6 +36,7 @@ class Diagnosis(NamedTuple):
             sampled step.
         batch_part: If the treatment makes batches fewer and larger, the part of them that is saved. What a batch costs
             besides its operators is saved in this part at most, but for loading and transferring samples.
+        most_saved: Part of the time in ``phases`` that is saved at most. What may save most is replayed first.
         unmeasured: Severity if the speedup was not measured; None if nothing is reported then.
     """
 
@@ -50,6 +51,7 @@ class Diagnosis(NamedTuple):
     most_s: float | None = None
     seen_s: float | None = None
     batch_part: float = 0.0
+    most_saved: float = 1.0
     unmeasured: Severity | None = "low"
 
 
@@ -121,7 +123,7 @@ def hypothesis_of(session: Session, found: Diagnosis | None) -> Hypothesis | Non
     known = replayed(session, treatment)
     return Hypothesis(
         treatment=known.treatment if known is not None else treatment,
-        at_stake_s=at_stake_s,
+        at_stake_s=found.most_saved * at_stake_s,
         least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
     )
 

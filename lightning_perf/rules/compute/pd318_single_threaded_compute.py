@@ -25,10 +25,11 @@ def check(session: Session) -> Diagnosis | None:
     n_wanted = math.floor(cores) - n_workers
     is_certain = True
     if session.machine.n_physical_cores is not None:
-        # Hyper-threads share the arithmetic units of a physical core: only a replay shows whether they gain.
+        # Hyper-threads share the arithmetic units of a physical core: only a replay shows whether they gain, and not
+        # whether they would beside loader workers.
         n_physical = math.floor(min(cores, session.machine.n_physical_cores / session.machine.local_world_size))
         is_certain = n_threads < n_physical - n_workers
-        n_wanted = n_physical - n_workers if is_certain else n_wanted
+        n_wanted = n_physical - n_workers if is_certain or n_workers else n_wanted
     compute_s = sum(computing_s(session, steady, name) for name in COMPUTE_PHASES)
     each_s = compute_s / steady.n_steps
     if n_threads >= n_wanted or compute_s < THREADS_MIN_SHARE * steady.span_s or each_s < THREADS_MIN_STEP_S:
@@ -56,5 +57,6 @@ def check(session: Session) -> Diagnosis | None:
         f"{n_wanted} threads run its operators",
         replayed_as=f"threads={n_wanted}",
         phases=COMPUTE_PHASES,
+        most_saved=1 - n_threads / n_wanted,
         unmeasured="low" if is_certain else None,
     )
