@@ -77,13 +77,14 @@ def read_optimizer(optimizer: Any) -> OptimizerSettings:
 def arguments_of(group: dict[str, Any]) -> frozenset[tuple[str, Any]]:
     """Return the arguments of a parameter group, equal for groups that could be one. Tensors count as themselves."""
     arguments = ((name, value) for name, value in group.items() if name not in GROUP_CONTENTS)
-    return frozenset((name, _comparable(value)) for name, value in arguments)
+    return frozenset((name, comparable(value)) for name, value in arguments)
 
 
-def _comparable(value: Any) -> Any:
-    is_sequence = type(value) in (tuple, list)
-    parts = tuple(value) if is_sequence else (value,)
-    return (type(value), parts if all(type(one) in _COMPARABLE for one in parts) else id(value))
+def comparable(value: Any) -> Any:
+    """Return what is equal for equal numbers and texts, and sequences of them, without calling code of the user's."""
+    parts = tuple(value) if type(value) is tuple or type(value) is list else (value,)
+    is_plain = all(any(type(one) is plain_type for plain_type in _COMPARABLE) for one in parts)
+    return id(type(value)), tuple((id(type(one)), one) for one in parts) if is_plain else id(value)
 
 
 def is_compiled(module: nn.Module) -> bool:

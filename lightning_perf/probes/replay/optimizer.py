@@ -1,11 +1,13 @@
 """Steps of an optimizer on copies of a sample of its parameters."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from lightning_perf.probes.model.summary import GROUP_CONTENTS, arguments_of
+from lightning_perf.probes import plain
+from lightning_perf.probes.model.summary import GROUP_CONTENTS, arguments_of, comparable
 
 from .compare import Stopwatch
 
@@ -18,8 +20,9 @@ _OWN = (*GROUP_CONTENTS, "initial_lr")
 class OptimizerItem:
     """Steps of an optimizer, without and with changed arguments, e.g. ``{"fused": True}``.
 
-    With ``joins_groups``, parameter groups of the same arguments become one instead. Both sides use random parameters
-    and gradients of the same shapes; the user's optimizer is only read. It steps once in ``n_batches``.
+    With ``kinds`` of parameter groups, by the groups' ids, those of one kind become one group instead. Both sides use
+    random parameters and gradients of the same shapes; the user's optimizer is only read. It steps once in
+    ``n_batches``. ``is_changed``: whether the two sides differ.
 
     Raises:
         ValueError: Steps of this optimizer cannot be repeated.
@@ -31,7 +34,7 @@ class OptimizerItem:
         changes: dict[str, Any],
         n_elements: int = MAX_ELEMENTS,
         n_batches: int = 1,
-        joins_groups: bool = False,
+        kinds: Mapping[int, Any] | None = None,
     ) -> None:
         if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
             name = type(optimizer).__name__
@@ -39,8 +42,11 @@ class OptimizerItem:
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
         as_is = rebuilt(type(optimizer), groups, {})
-        is_changed, groups = bool(changes) or joins_groups, _joined(groups) if joins_groups else groups
-        self._sides = {False: as_is, True: rebuilt(type(optimizer), groups, changes) if is_changed else as_is}
+        joined = groups if kinds is None else _joined(groups, kinds)
+        if len(joined) < len(groups) and factor > 1:
+            raise ValueError("the optimizer is too large to replay all of its parameter groups")
+        self.is_changed = bool(changes) or len(joined) < len(groups)
+        self._sides = {False: as_is, True: rebuilt(type(optimizer), joined, changes) if self.is_changed else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Step once; return the marks around it."""
@@ -109,10 +115,27 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
     return list(groups.values()), min(len(tensors) / len(kept), total / max(1, n_kept))
 
 
-def _joined(groups: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> list[tuple[dict[str, Any], list[torch.Tensor]]]:
+def kinds_of_groups(optimizer: Any, schedulers: Iterable[Any]) -> dict[int, Any]:
+    """Return the kind of each parameter group, by its id. Groups of one kind could be one.
+
+    They have the same arguments, also in lists of the optimizer's schedulers, such as a function for each group.
+    """
+    groups = optimizer.param_groups
+    own = [fields for each in schedulers if (fields := plain.attributes(each)).get("optimizer") is optimizer]
+    own += [plain.attributes(part) for fields in own for part in fields.get("_schedulers", ())]
+    lists = [value for fields in own for value in fields.values() if type(value) is list and len(value) == len(groups)]
+    return {
+        id(group): (arguments_of(group), tuple(comparable(value[place]) for value in lists))
+        for place, group in enumerate(groups)
+    }
+
+
+def _joined(
+    groups: list[tuple[dict[str, Any], list[torch.Tensor]]], kinds: Mapping[int, Any]
+) -> list[tuple[dict[str, Any], list[torch.Tensor]]]:
     joined: dict[Any, tuple[dict[str, Any], list[torch.Tensor]]] = {}
     for group, tensors in groups:
-        joined.setdefault(arguments_of(group), (group, []))[1].extend(tensors)
+        joined.setdefault(kinds[id(group)], (group, []))[1].extend(tensors)
     return list(joined.values())
 
 

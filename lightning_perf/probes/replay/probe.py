@@ -15,7 +15,7 @@ from lightning_perf.records import Hypothesis, Replay, Replayed
 from .calls import CallLog, TensorSpec, specs_in
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
-from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
+from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem, kinds_of_groups
 from .state import CudaMemory, ReplayMemory, unchanged, why_not
 from .tables import table_items
 from .threads import local_threads, own_threads
@@ -268,8 +268,15 @@ class ReplayProbe(Probe):
             return table_items(self._log, optimizers, n_batches) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
-        changes, joins = _OPTIMIZERS.get(name, {}), name == _JOINED
-        return [OptimizerItem(optimizer, changes, n_elements, n_batches, joins) for optimizer in optimizers]
+        schedulers = [each.scheduler for each in self._trainer.lr_scheduler_configs] if name == _JOINED else []
+        items = [
+            OptimizerItem(one, _OPTIMIZERS.get(name, {}), n_elements, n_batches,
+                          kinds_of_groups(one, schedulers) if name == _JOINED else None)
+            for one in optimizers
+        ]  # fmt: skip
+        if name == _JOINED and not any(item.is_changed for item in items):
+            raise TreatmentFails("no two parameter groups have the same arguments any more")
+        return list(items)
 
     @contextmanager
     def _in_threads(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:

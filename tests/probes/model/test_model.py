@@ -144,6 +144,18 @@ def test_optimizer_counts_parameter_groups_that_differ() -> None:
     assert (found.n_groups, found.n_distinct_groups) == (8, 1)
 
 
+def test_optimizer_compares_arguments_without_code_of_the_users() -> None:
+    class Hostile(type):
+        def __eq__(cls, other):
+            raise RuntimeError("hostile")
+
+        __hash__ = __eq__
+
+    groups = [{"params": [nn.Parameter(torch.rand(2))], "own": Hostile("Own", (), {})()} for _ in range(2)]
+    found = read_optimizer(torch.optim.SGD(groups, lr=0.1))
+    assert (found.n_groups, found.n_distinct_groups) == (2, 2)
+
+
 def test_optimizer_follows_torchs_default_when_no_flag_is_set(monkeypatch) -> None:
     optimizer = torch.optim.Adam(nn.Linear(3, 2).parameters())
     monkeypatch.setattr(

@@ -19,7 +19,7 @@ from lightning_perf.probes.replay.calls import TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
-from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
+from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem, kinds_of_groups
 from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
 from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval
@@ -457,18 +457,53 @@ def test_optimizer_is_replayed_on_copies_of_a_sample_when_it_is_large():
     assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
 
 
-def test_optimizer_is_replayed_with_equal_groups_as_one():
+def split_optimizer():
     parameters = [nn.Parameter(torch.rand(2)) for _ in range(6)]
     groups = [{"params": [each], "weight_decay": 0.1 * (place % 2)} for place, each in enumerate(parameters)]
-    item = OptimizerItem(torch.optim.AdamW(groups, fused=True), {}, joins_groups=True)
+    return torch.optim.AdamW(groups, fused=True)
+
+
+def test_optimizer_is_replayed_with_equal_groups_as_one():
+    optimizer = split_optimizer()
+    item = OptimizerItem(optimizer, {}, kinds=kinds_of_groups(optimizer, []))
     for is_treated in (False, True):
         item.run(is_treated, HostWatch(FakeClock()))
     as_is, joined = item._sides[False].param_groups, item._sides[True].param_groups
     assert [len(group["params"]) for group in as_is] == 6 * [1]
-    assert [(len(group["params"]), group["weight_decay"], group["fused"]) for group in joined] == [
-        (3, 0.0, True),
-        (3, 0.1, True),
-    ]
+    kept = [(len(group["params"]), group["weight_decay"], group["fused"]) for group in joined]
+    assert kept == [(3, 0.0, True), (3, 0.1, True)]
+
+
+def test_groups_are_not_replayed_as_one_on_a_sample_of_the_parameters():
+    optimizer = split_optimizer()
+    with pytest.raises(ValueError, match="too large to replay all of its parameter groups"):
+        OptimizerItem(optimizer, {}, n_elements=8, kinds=kinds_of_groups(optimizer, []))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "n_kinds"),
+    [
+        (lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda epoch: 0.9**epoch), 2),
+        (lambda one: torch.optim.lr_scheduler.LambdaLR(one, [lambda epoch: 1.0 for _ in range(6)]), 6),
+        (lambda one: torch.optim.lr_scheduler.CyclicLR(one, 1e-3, [0.1, 0.1, 0.1, 0.1, 0.2, 0.2]), 4),
+        (
+            lambda one: torch.optim.lr_scheduler.SequentialLR(
+                one,
+                [
+                    torch.optim.lr_scheduler.ConstantLR(one),
+                    torch.optim.lr_scheduler.LambdaLR(one, [lambda epoch: 1.0 for _ in range(6)]),
+                ],
+                [3],
+            ),
+            6,
+        ),
+    ],
+)
+def test_groups_with_schedules_of_their_own_are_not_joined(schedule, n_kinds):
+    optimizer = split_optimizer()
+    kinds = kinds_of_groups(optimizer, [schedule(optimizer), schedule(split_optimizer())])
+    assert len(set(kinds.values())) == n_kinds
+    assert OptimizerItem(optimizer, {}, kinds=kinds).is_changed is (n_kinds < 6)
 
 
 def test_optimizer_counts_once_for_the_batches_of_a_step():
