@@ -235,7 +235,7 @@ class Autopilot:
         n_epochs = 4 * MIN_VALUES if unit == "epoch" and self._keeps_workers(text) else 2 * MIN_VALUES
         if unit == "step" or loop is None or loop.batches_left() > n_epochs * per_epoch:
             return ""
-        return f"loaders are replaced between epochs, and at most {n_epochs} epochs are left"
+        return f"loaders are replaced between epochs: a try needs more than {n_epochs} further ones"
 
     def _keeps_workers(self, text: str) -> bool:
         """Return whether workers outlive an epoch, with the treatment or without: a switch then starts new ones."""

@@ -63,7 +63,7 @@ def test_loader_arguments_are_refused_within_an_epoch_when_too_few_epochs_follow
     assert decisions(one) == {"loader-workers=1": "refused"}
     assert one.session.autopilot.waiting == ()
     tried = one.session.autopilot.tries[0]
-    assert tried.reason == "loaders are replaced between epochs, and at most 6 epochs are left"
+    assert tried.reason == "loaders are replaced between epochs: a try needs more than 6 further ones"
     assert tried.first_step < 48
     assert capsys.readouterr().out.count("loaders are replaced") == 1
 
