@@ -338,11 +338,11 @@ def test_memory_tables_have_every_part_with_its_basis() -> None:
     assert allocated == pytest.approx([28.4 * 2**30, 20.4 * 2**30, 16.4 * 2**30])
 
 
-def test_loader_table_marks_the_workers_in_use_and_enough() -> None:
+def test_loader_table_marks_the_best_workers_and_those_in_use() -> None:
     curve = table(loader_probed(), "curve")
     marks = " ".join(str(row[-1]) for row in curve.rows)
     assert "in use" in marks
-    assert "enough" in marks
+    assert "best" in marks
     assert max(curve.bars) == 1
 
 

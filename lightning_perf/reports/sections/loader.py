@@ -24,7 +24,7 @@ class CurveRow(NamedTuple):
     Attributes:
         fetch_s: Seconds between batches without any training.
         step_s: The expected step time in training; None if no step was measured.
-        mark: ``"enough"``, ``"in use"``, both or empty.
+        mark: ``"best"`` (the fewest workers that are about as fast as any), ``"in use"``, both or empty.
         fill: Length of the bar, 0…1: the throughput ÷ the highest one.
     """
 
@@ -85,14 +85,14 @@ def ceiling_facts(session: Session) -> list[str]:
 
 
 def curve_rows(session: Session) -> list[CurveRow]:
-    """Return what was measured by number of workers, fewest first, and what is in use and enough."""
+    """Return what was measured by number of workers, fewest first, and what is in use and best."""
     probe, probed = session.loader_probe, _probed_loader(session)
     if probe is None or not probe.curve:
         return []
     steps = {step.num_workers: step.step_s for step in probed.plan.steps} if probed is not None else {}
     marks: dict[int, list[str]] = {}
     if probed is not None and probed.plan.chosen is not None:
-        marks.setdefault(probed.plan.chosen.num_workers, []).append("enough")
+        marks.setdefault(probed.plan.chosen.num_workers, []).append("best")
         marks.setdefault(probed.plan.n_now, []).append("in use")
     fastest_s = min((point.batch_s for point in probe.curve if point.batch_s > 0), default=0.0)
     return [
