@@ -1,6 +1,6 @@
 """Forecasts the load of the regions of a power grid for the next day from the last week. A callback keeps a journal
 with the loss, the learning rate and the error of each region at each step. It appends each row to a DataFrame by
-copying it and writes the whole CSV file anew at each batch; collect the rows in a list and write the file at the
+copying it and writes the whole CSV file again at each batch; collect the rows in a list and write the file at the
 end of the epoch.
 ---
 expect: [PD504, PD511]
