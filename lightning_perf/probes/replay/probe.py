@@ -268,7 +268,10 @@ class ReplayProbe(Probe):
             return table_items(self._log, optimizers, n_batches) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
-        schedulers = [each.scheduler for each in self._trainer.lr_scheduler_configs] if name == _JOINED else []
+        configs = getattr(self._trainer, "lr_scheduler_configs", None) if name == _JOINED else []
+        if configs is None:
+            raise ValueError("without a Trainer, the schedules of parameter groups are not known")
+        schedulers = [each.scheduler for each in configs]
         items = [
             OptimizerItem(one, _OPTIMIZERS.get(name, {}), n_elements, n_batches,
                           kinds_of_groups(one, schedulers) if name == _JOINED else None)

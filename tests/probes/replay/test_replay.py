@@ -474,6 +474,23 @@ def test_optimizer_is_replayed_with_equal_groups_as_one():
     assert kept == [(3, 0.0, True), (3, 0.1, True)]
 
 
+@pytest.mark.parametrize(
+    ("configs", "reason"),
+    [
+        ({}, "without a Trainer, the schedules of parameter groups are not known"),
+        ({"lr_scheduler_configs": []}, "no two parameter groups have the same arguments any more"),
+    ],
+)
+def test_groups_are_not_joined_when_that_is_not_known_to_change_nothing(configs, reason):
+    model = nn.Linear(2, 2)
+    probe = probe_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    vars(probe._trainer).update(configs)
+    probe.answer(asked("joined-groups"), None, 1000.0)
+    (found,) = probe.record().results
+    assert found.speedup is None
+    assert found.reason.endswith(reason)
+
+
 def test_groups_are_not_replayed_as_one_on_a_sample_of_the_parameters():
     optimizer = split_optimizer()
     with pytest.raises(ValueError, match="too large to replay all of its parameter groups"):
