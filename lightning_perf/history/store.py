@@ -41,6 +41,7 @@ create table if not exists runs (
 create index if not exists runs_of_key on runs (key, started_at);
 create index if not exists listed_runs on runs (started_at, {_COLUMNS.replace(", started_at", "")});
 """
+_MAGIC = b"SQLite format 3\0"  # https://www.sqlite.org/fileformat2.html#magic_header_string
 _UNREADABLE = ("malformed", "not a database", "encrypted", "no such table", "no such column")
 
 _log = logging.getLogger("lightning_perf")
@@ -75,14 +76,25 @@ def default_file() -> Path | None:
         return None
     if given:
         place = any_path(os.path.expanduser(given))
-        if isinstance(place, Path) and not place.is_dir():
+        if isinstance(place, Path) and not place.is_dir() and not _is_of_others(place):
             return place
-        _log.warning("PerfDoctor keeps no history: %s is %s; expected a local file.", VARIABLE, place)
+        _log.warning("PerfDoctor keeps no history: %s is %s; expected a local file that is new, or a history.",
+                     VARIABLE, place)  # fmt: skip
         return None
     home = Path(os.path.expanduser("~"))
     usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
     base = Path(os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state"))
     return base / "lightning-perf" / "history.db" if base.is_absolute() else None  # a user without a home
+
+
+def _is_of_others(file: Path) -> bool:
+    """Return whether a file exists that is no database, which a broken history would be renamed for."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_MAGIC))
+    except OSError:
+        return False
+    return start not in (b"", _MAGIC)
 
 
 class History:
@@ -199,6 +211,8 @@ class History:
             if version > SCHEMA:
                 return self._file_of_this_version(version)._connect(is_writer)
             if version < SCHEMA:
+                if database.execute("select 1 from sqlite_master limit 1").fetchone():  # e.g. a tracker's database
+                    raise sqlite3.OperationalError(f"{self.file} is the database of another program")
                 _execute_waiting(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
                 _prepared(database)
             database.execute("pragma synchronous = normal")

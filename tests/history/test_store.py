@@ -43,6 +43,30 @@ def test_file_is_none_and_a_warning_says_why_when_a_url_or_a_folder_is_given(
         assert f"is {value}; expected a local file" in lines(caplog)[-1]
 
 
+def test_a_named_file_of_another_kind_is_neither_used_nor_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("the user's own")
+    monkeypatch.setenv(store.VARIABLE, str(notes))
+    assert default_file() is None
+    assert "expected a local file that is new, or a history" in lines(caplog)[-1]
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_database_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
+    other = tmp_path / "tracker.db"
+    with sqlite3.connect(other) as database:
+        database.execute("create table runs (run_uuid text)")
+    database.close()
+    before = other.read_bytes()
+    for use in (lambda history: history.save(run(1)), lambda history: history.rows()):
+        with pytest.raises(sqlite3.OperationalError, match="of another program"):
+            use(History(other))
+    assert other.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["tracker.db"]
+
+
 def test_file_may_be_given_as_a_file_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(store.VARIABLE, "file:///runs/history.db")
     assert default_file() == Path("/runs/history.db")
