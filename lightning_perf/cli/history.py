@@ -146,7 +146,8 @@ def _show_comparison(base: list[Session], new: list[Session], form: str) -> None
     rows: Rows = [(str(one), Value(f"{one.score:.2f}", one.score), one.treatment) for one in found]
     named = section("suspects", "What changed, the likeliest cause first",
                     [table(("change", "score", "treatment"), rows, key="suspects"),
-                     Code((command,) if command else (), label="try the earlier values (add the arguments of the script)", language="shell")],
+                     Code((command,) if command else (), label="try the earlier values; add the script's arguments",
+                          language="shell")],
                     is_short=True)  # fmt: skip
     document = comparison_document(comparison)
     first, *others = document.sections
