@@ -7,6 +7,9 @@ MIXED_PRECISIONS = ("16-mixed", "bf16-mixed")
 """``Trainer(precision=...)`` with which Lightning refuses to clip gradients of fused optimizers
 (``MixedPrecision.clip_gradients``)."""
 
+HALF_PRECISIONS = (*MIXED_PRECISIONS, "16-true", "bf16-true")
+"""``Trainer(precision=...)`` that computes in 16 bits."""
+
 
 class LoaderSettings(Record, frozen=True, kw_only=True):
     """One DataLoader.

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
-from lightning_perf.records import MIXED_PRECISIONS, Session
+from lightning_perf.records import HALF_PRECISIONS, Session
 
 from .treatment import Treatment
 
@@ -129,10 +129,10 @@ class Precision32(_Precision):
     id = "precision-32"
     safety = "numerics"
     summary = "computes everything in float32"
-    when = "Where mixed precision is slower than float32: on CPUs and GPUs without fast 16-bit products."
+    when = "Where 16-bit precision is slower than float32: on CPUs and GPUs without fast 16-bit products."
     conflicts = frozenset({"precision-bf16", "precision-bf16-true", "precision-fp16"})
     setting = "32-true"
-    replaces = MIXED_PRECISIONS
+    replaces = HALF_PRECISIONS
 
 
 class MatmulPrecisionHigh(Treatment):

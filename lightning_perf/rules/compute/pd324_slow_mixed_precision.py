@@ -1,6 +1,6 @@
-"""PD324: mixed precision that was measured to be slower than float32."""
+"""PD324: 16-bit precision that was measured to be slower than float32."""
 
-from lightning_perf.records import MIXED_PRECISIONS, Session
+from lightning_perf.records import HALF_PRECISIONS, Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
@@ -13,9 +13,9 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Diagnosis | None:
     precision = session.settings.trainer.precision
     units = matrix_units(session, None)
-    has_fast_units = units.bf16 if precision == "bf16-mixed" else units.fp16
+    has_fast_units = units.bf16 if str(precision).startswith("bf16") else units.fp16
     # On a CPU only a replay shows how fast 16-bit operators are.
-    if precision not in MIXED_PRECISIONS or (not is_cpu_run(session) and has_fast_units is not False):
+    if precision not in HALF_PRECISIONS or (not is_cpu_run(session) and has_fast_units is not False):
         return None
     steady = steady_of(session)
     share = computing_s(session, steady, *CODE_PHASES) / steady.span_s
