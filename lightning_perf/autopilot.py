@@ -23,7 +23,7 @@ from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
 from lightning_perf.stats.sequential import MIN_VALUES, combined_speedup
 from lightning_perf.treatments.applier import Applier, loader_args
-from lightning_perf.treatments.prescription import prescription, setting_text
+from lightning_perf.treatments.prescription import in_package, prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
 from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
 
@@ -387,5 +387,5 @@ class Autopilot:
             lost_s=self._lost_s(),
             budget_s=self._budget_s(),
             speedup=combined_speedup(gains),
-            code=code,
+            code=in_package(code, seams.namespace(self._trainer)),
         )

@@ -39,7 +39,7 @@ def config(
     check_file(out, force)
     loaded = load_run(any_path(session))
     settings, notes = configuration(loaded, format_, cast(Safety, safety))
-    settings = [in_package(each, loaded) for each in settings]
+    settings = [in_package(each, loaded.settings.trainer.package) for each in settings]
     if format_ == "cli":
         for note in notes:
             print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)

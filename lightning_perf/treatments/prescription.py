@@ -66,12 +66,12 @@ def prescription(
     if loader:
         call = next((one.call for one in train_loaders(session)), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
-    return Written(flags, loader, in_package("\n".join(lines), session), in_package(_yaml(trainer, loader), session))
-
-
-def in_package(text: str, session: Session | None) -> str:
-    """Return code or YAML with Lightning's classes from the package of the session's Trainer."""
     package = session.settings.trainer.package if session is not None else None
+    return Written(flags, loader, in_package("\n".join(lines), package), in_package(_yaml(trainer, loader), package))
+
+
+def in_package(text: str, package: str | None) -> str:
+    """Return code or YAML with Lightning's classes from the package of the user's Trainer, if it is known."""
     return text if package is None else text.replace("lightning.pytorch.", f"{package}.")
 
 

@@ -288,3 +288,18 @@ def test_starting_workers_loses_only_what_exceeds_a_usual_epoch(settling_s: floa
     trial.steps_per_block, trial.settling_s = 10, settling_s
     trial.add(0.5)
     assert trial.lost_s() == pytest.approx(lost_s)
+
+
+def test_the_code_to_keep_imports_from_the_package_of_the_trainer() -> None:
+    from pytorch_lightning import Trainer
+
+    kept = AutopilotTry(
+        treatment="progress-refresh=20", setting="", finding="", status="kept", unit="step", first_step=0, last_step=9
+    )
+    trainer = object.__new__(Trainer)
+    pilot = SimpleNamespace(
+        _safety="exact", _tries=[kept], _try=None, _without=(), _waiting=[], _trainer=trainer,
+        _budget_s=lambda: 1.0, _lost_s=lambda: 0.0,
+    )  # fmt: skip
+    code = autopilot.Autopilot.record(pilot).code  # type: ignore[arg-type]
+    assert code.startswith("from pytorch_lightning.callbacks import TQDMProgressBar\n")
