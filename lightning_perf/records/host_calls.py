@@ -50,6 +50,8 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         first_line: First line of the function; 0 if unknown.
         last_line: Last line of the function; 0 if unknown.
         phase: Phase of the step, one of ``PHASES``.
+        is_recurrence: Whether an iteration computes with a result of the one before, and does not only add to it; None
+            in older sessions.
     """
 
     file: str
@@ -64,6 +66,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     first_line: int = 0
     last_line: int = 0
     phase: str = "forward"
+    is_recurrence: bool | None = None
 
 
 class AttentionCall(Record, frozen=True, kw_only=True):

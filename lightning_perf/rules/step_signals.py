@@ -94,10 +94,11 @@ def loop_finding(
 
     The gain of a loop in forward includes part of backward: the same fraction, by time or by number of operators,
     whichever is more. Backward runs an operator for each of forward, so the loop's fraction of forward's operators is
-    at least twice its fraction of all. No gain is certain, because iterations that depend on one another cannot be
-    vectorized.
+    at least twice its fraction of all. Of iterations that depend on one another, one operator of each remains. No gain
+    is certain, because not every loop can be vectorized.
     """
-    seconds = loop.share * (1 - 1 / loop.repeats) * phase_s(steady, *STEP_PHASES)
+    remaining = loop.repeats / loop.operators_per_step if loop.is_recurrence else 1 / loop.repeats
+    seconds = loop.share * max(0.0, 1 - remaining) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
+from .function_calls import FunctionCall, Hits, Moment
 
-MIN_REPEATS = 10
-"""Hits of one instruction within one call of a function that make it a loop."""
+USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
 
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
@@ -210,49 +209,6 @@ def site_text(lines: tuple[tuple[str, int], ...]) -> str:
     return f"{os.path.basename(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 
 
-class Moment(NamedTuple):
-    """A time, the tracing cost until then, and the number of operators called."""
-
-    ns: int
-    own_ns: int
-    n_operators: int
-
-
-class Hits:
-    """Hits of one instruction within one call of a function."""
-
-    __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator", "phase")
-
-    def __init__(self, line: int, operator: str, now: Moment, phase: str) -> None:
-        self.line = line
-        self.operator = operator
-        self.phase = phase
-        self.n = 0
-        self.n_operators = 0
-        self.first = self.last = now
-        self.child: object = None
-
-
-class FunctionCall:
-    """One call of a user's function, with hits by instruction.
-
-    ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating.
-    """
-
-    __slots__ = ("code", "frame", "hits", "is_iterated", "n_unbound")
-
-    def __init__(self, frame: FrameType) -> None:
-        self.frame: FrameType | None = frame
-        self.code: CodeType = frame.f_code
-        self.hits: dict[int, Hits] = {}
-        self.n_unbound = 0
-        self.is_iterated = False
-
-    def has_loop(self) -> bool:
-        """Return whether an instruction was executed so often that it is in a loop."""
-        return self.n_unbound >= MIN_REPEATS or any(hits.n >= MIN_REPEATS for hits in self.hits.values())
-
-
 class StackView(NamedTuple):
     """The stack above an operator.
 
@@ -261,12 +217,14 @@ class StackView(NamedTuple):
         via: Torch's own functions between it and the operator, innermost first, as ``(file, function)``.
         hits: The hits that the operator belongs to, innermost first.
         frame: The frame of ``place``; None if there is none.
+        calls: The calls of the user's functions that ``hits`` are of.
     """
 
     place: SourceLine
     via: tuple[tuple[str, str], ...]
     hits: tuple[Hits, ...]
     frame: FrameType | None
+    calls: tuple[FunctionCall, ...] = ()
 
 
 class CodeLines:
@@ -340,7 +298,8 @@ class CodeLines:
         is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
         hits = self._record_hits(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
         place = NOWHERE if inner is None else _place(owner, inner)
-        return StackView(place, tuple(via), hits, inner)
+        calls = tuple(self._running[each] for each in running)
+        return StackView(place, tuple(via), hits, inner, calls)
 
     def unbound(self, stack: StackView, n: int) -> None:
         """Record that the operator unpacked a tensor into ``n`` rows."""

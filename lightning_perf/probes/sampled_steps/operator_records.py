@@ -4,13 +4,15 @@ import msgspec
 
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
-from .code_lines import MIN_REPEATS, USER, FunctionCall, SourceLine
+from .code_lines import USER, SourceLine
+from .function_calls import MIN_REPEATS, FunctionCall
 from .operator_tracer import OperatorTracer
 from .written_attention import Attention
 
 _MAX_SITES = 32
 _MAX_LOOPS = 8
 _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
+_RECURRENCE_CHAIN = 1.5  # operators that an iteration adds to a chain; a sum adds one
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
@@ -101,13 +103,18 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
     else:
         return None
     spent_s = max(tracer.loop_s(v) for v in repeated)
+    begin_ns, end_ns = min(v.first.ns for v in repeated), max(v.last.ns for v in repeated)
+    within = [v for v in call.hits.values() if v.last.ns > begin_ns and v.first.ns < end_ns]
+    n_iterations = min(max(v.n, call.n_unbound) for v in repeated)
+    added = max(v.longest_chain - v.first_chain for v in within)
     return TensorLoop(
         file=call.code.co_filename,
         line=named.line,
         function=call.code.co_name,
         operator=named.operator,
         repeats=max(named.n, call.n_unbound),
-        operators_per_step=sum(v.n_operators for v in repeated),
+        operators_per_step=sum(v.n_operators for v in within),
+        is_recurrence=added >= _RECURRENCE_CHAIN * (n_iterations - 1),
         cost_s=spent_s,
         share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,
@@ -124,6 +131,7 @@ def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
         repeats=max(loop.repeats for loop in loops),
         operators_per_step=sum(loop.operators_per_step for loop in loops) / n,
         cost_s=sum(loop.cost_s for loop in loops) / n,
+        is_recurrence=any(loop.is_recurrence for loop in loops),
         share=min(1.0, sum(loop.share for loop in loops) / n),
     )
 

@@ -18,7 +18,8 @@ import torch
 from lightning_perf.probes.clock import now_ns as host_now_ns
 from lightning_perf.seams import Undos, change_attribute
 
-from .code_lines import CodeLines, Hits, Moment, SourceLine, StackView
+from .code_lines import CodeLines, SourceLine, StackView
+from .function_calls import DependencyChains, Hits, Moment
 from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionMatcher
 
@@ -109,6 +110,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._undos = Undos()
         self.sites: dict[tuple[SourceLine, str, str], Site] = {}
         self.attention = AttentionMatcher()
+        self._chains = DependencyChains()
 
     def open(self) -> None:
         self._is_open = True
@@ -166,6 +168,8 @@ class OperatorTracer(PassiveMode, StepTracer):
         if stack is not None and not self.failure:
             try:
                 self._add(stack, name, args, out, done - called)
+                if stack.calls:
+                    self._chains.follow(stack.calls, stack.hits, func, args, out)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
                 for hits in stack.hits:
                     hits.last = moment

@@ -42,31 +42,33 @@ def _from_steps(session: Session) -> Finding | None:
     if not loops:
         return None
     worst = loops[0]
+    chained = ", each on the result of the one before" if worst.is_recurrence else ""
     return loop_finding(
         steady,
         worst,
         calls,
         summary=(
             f"{percent(worst.share)} of step time is a Python loop over a tensor: {place_of(worst)} runs "
-            f"{worst.repeats} iterations per step, and each operator in it costs a few microseconds of overhead"
-            f"{'' if calls.device == 'cpu' else ' while the device waits'}."
+            f"{worst.repeats} iterations per step{chained}, and each operator in it costs a few microseconds of "
+            f"overhead{'' if calls.device == 'cpu' else ' while the device waits'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
             *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the loop", worst.operators_per_step, "count"),
         ),
-        prescriptions=_recommendations(calls.device == "cpu"),
+        prescriptions=_recommendations(calls.device == "cpu", bool(worst.is_recurrence)),
     )
 
 
-def _recommendations(on_cpu: bool) -> tuple[Prescription, ...]:
-    whole = fix(
-        "replace the loop by one operation on the whole tensor",
-        "minutes",
-        "numerics",
-        code="total = (x * w).sum()  # instead of a sum over rows",
-    )
+def _recommendations(on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescription, ...]:
+    if is_recurrence:
+        summary = "take out of the loop what needs no earlier iteration; use nn.GRU or nn.LSTM instead of their cells"
+        code = "inputs = self.input_layer(x)  # for all iterations at once, before the loop"
+    else:
+        summary = "replace the loop by one operation on the whole tensor"
+        code = "total = (x * w).sum()  # instead of a sum over rows"
+    whole = fix(summary, "minutes", "numerics", code=code)
     return whole, compile_prescription(" or this function", has_graphs=not on_cpu)
 
 

@@ -18,18 +18,17 @@ import lightning_perf
 from lightning_perf.probes.sampled_steps.code_lines import (
     COMPILED,
     LIGHTNING,
-    MIN_REPEATS,
     NOWHERE,
     OTHER,
     TORCH,
     USER,
     CodeLines,
-    FunctionCall,
     StackView,
     lines_above,
     owner_of,
     user_site,
 )
+from lightning_perf.probes.sampled_steps.function_calls import MIN_REPEATS, FunctionCall
 
 Operator = Callable[[str], StackView | None]
 
@@ -107,8 +106,6 @@ def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(line
     assert (call.code.co_name, hits.operator, hits.n, hits.n_operators) == (
         "forward",
         "select",
-        MIN_REPEATS,
-        MIN_REPEATS,
     )
     assert hits.line == forward.__code__.co_firstlineno + 2
 
