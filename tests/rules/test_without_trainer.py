@@ -34,11 +34,17 @@ def test_command_compares_sessions_when_no_trial_can_apply_the_treatment() -> No
 
 def test_validation_interval_is_recommended_as_code_when_there_is_no_trainer() -> None:
     finding = finding_of(
-        "PD601", {**LOOP, "shares": {"validation": 0.5}, "settings": {"trainer": {"max_epochs": None}}}
+        "PD601",
+        {
+            **LOOP,
+            "shares": {"validation": 0.5},
+            "settings": {"trainer": {"max_epochs": None, "val_check_interval": None, "check_val_every_n_epoch": None}},
+        },
     )
     (fix,) = finding.prescriptions
     assert fix.summary.startswith("validate every 10 epochs: ")
     assert "if epoch % 10 == 0" in fix.code
+    assert "unknown" not in [evidence.value for evidence in finding.evidence]
 
 
 def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:

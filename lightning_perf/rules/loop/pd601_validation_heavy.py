@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
-from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding, trainer_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import VALIDATION_MAX_EPOCHS, VALIDATION_MIN_SHARE, VALIDATION_TARGET_RATIO
@@ -33,8 +33,8 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of training time is validation.",
         evidence=(
             fact("validation, share of the time", share, "fraction", VALIDATION_MIN_SHARE),
-            fact("val_check_interval", trainer.val_check_interval),
-            fact("check_val_every_n_epoch", trainer.check_val_every_n_epoch),
+            optional_fact("val_check_interval", trainer.val_check_interval),
+            optional_fact("check_val_every_n_epoch", trainer.check_val_every_n_epoch),
         ),
         prescriptions=(
             _less_often_fix(flags) if flags else None,
