@@ -62,6 +62,7 @@ class ModuleTimes(StepTracer):
             self._modules, partial(self._charged, self._entering), partial(self._charged, self._leaving)
         )
         self._running: list[str] = []  # what was current when each running module was entered
+        self._is_end_marked = False
         self._current = REST
         self._phase = ""
         self._phases: list[str] = []
@@ -80,7 +81,7 @@ class ModuleTimes(StepTracer):
         if phase is not None:
             self._mark(REST)
             self._phases.append(self._phase)
-            self._phase, self._current = phase, REST
+            self._phase, self._current, self._is_end_marked = phase, REST, False
             if self._last is None and not self.failure:
                 self._last = self._now()
 
@@ -121,9 +122,17 @@ class ModuleTimes(StepTracer):
 
         def reached(gradients: Any) -> None:
             if self._phase == "backward":
+                if not self._is_end_marked:
+                    self._is_end_marked = True
+                    self._charged(self._mark_end)
                 self._charged(self._mark, path)
 
         node.register_prehook(reached)
+
+    def _mark_end(self) -> None:
+        """End the last module's backward with the graph, before DDP, whose callback comes later, waits for ranks."""
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(self._charged, self._mark, REST))
 
     def _mark(self, path: str) -> None:
         """Charge the time since the last mark, and make ``path`` the current module."""

@@ -90,6 +90,27 @@ def test_modules_have_device_time_and_the_rest_is_separate() -> None:
     assert times[module_times.REST] == ModuleTime(pytest.approx(0.001), 0.0, 0)
 
 
+def test_waits_for_other_ranks_are_no_modules_time() -> None:
+    device = Device()
+
+    class Exchanged(Layer):
+        """As DDP, waits for the exchange of gradients at the end of backward, once the last one is there."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            engine: Any = torch.autograd.Variable._execution_engine
+            x.register_hook(lambda _: engine.queue_callback(self.wait))
+            return super().forward(x)
+
+        def wait(self) -> None:
+            device.ms += 50.0
+
+    times = looked_at(device, Exchanged(device, 2.0, 5.0), Layer(device, 3.0, 7.0)).times()
+    assert times is not None
+    assert times["layer0"].backward_s == pytest.approx(0.005)
+    assert times["layer1"].backward_s == pytest.approx(0.007)
+    assert times[module_times.REST].backward_s == pytest.approx(0.050)
+
+
 def test_outer_module_has_what_it_does_before_and_after_the_inner_one() -> None:
     device = Device()
 
