@@ -54,7 +54,7 @@ _FIX, _SPEEDUP, _EFFORT = 38, 14, 10
 _MAX_CURVE = 3
 _MODULE = 15
 """Width of a module's path beside the bar of a phase."""
-_RANKS_WAIT = "of rank 0, includes waiting for other ranks"
+_RANKS_WAIT = "of rank 0, with waits for others"
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 

@@ -217,6 +217,10 @@ def test_out_of_memory_names_place_size_and_post_mortem() -> None:
         assert part in text
 
 
+def test_waits_of_a_slow_rank_are_noted_in_full() -> None:
+    assert "of rank 0, with waits for others\n" in text_of(two_ranks())
+
+
 def test_out_of_memory_states_what_each_fix_frees_and_names_it_as_code() -> None:
     text = text_of(out_of_memory())
     assert re.search(r"fix: 1 first; add the next if it fails again +frees \(est\.\) +effort", text)
