@@ -246,9 +246,15 @@ class RunReports:
 
     def post_mortem(self, session: Session | None) -> None:
         """Print the out-of-memory report, after all others."""
-        is_shown = "console" in self._doctor.reports and self._doctor.console == "full"
-        if session is not None and session.memory.oom is not None and is_shown:
+        oom = session.memory.oom if session is not None and "console" in self._doctor.reports else None
+        if session is None or oom is None:
+            return
+        if self._doctor.console == "full":
             self._print(lambda: console_report.post_mortem_document(session))
+        elif not self._trainer.is_global_zero:  # rank 0 does not know why this rank ended
+            file = self.folder / oom.post_mortem_file if oom.post_mortem_file else None
+            place = console_report.short_path(self._place_of(file)) if file else None
+            self._print(lambda: console_report.brief_post_mortem(session, oom, place))
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
         """Write the file of a hang, and print it on the first live rank. Called in another thread."""
@@ -327,7 +333,9 @@ class RunReports:
 
     def _place(self, session: Session) -> AnyPath:
         """Return where users find the session file."""
-        file = self._session_path(session)
+        return self._place_of(self._session_path(session))
+
+    def _place_of(self, file: Path) -> AnyPath:
         return file if self._remote is None else self._remote.place_of(file)
 
 

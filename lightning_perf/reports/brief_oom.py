@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
+from lightning_perf.records import RANKS_FOLDER, Finding, OutOfMemory, Prescription, Session
 
 from . import wording
 from .brief_lines import (
@@ -37,9 +37,8 @@ _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
 
 def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iterator[Line]:
     """Yield the lines above the commands; ``place`` is the path of the session, None if it was not saved."""
-    finding = next((each for each in session.findings if each.code == "PD408"), None)
-    text = first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
-    yield from titled([text], "PD408", "bold red")
+    finding = _finding(session)
+    yield from titled([_headline(finding, oom)], "PD408", "bold red")
     error = re.split(r"(?<=\.) ", wording.line(oom.error, 400).removeprefix("OutOfMemoryError: "))
     yield Line(((wording.cut(joined(error, " ", MAX_WIDTH)[0], MAX_WIDTH), QUIET),))
     texts = [each for each in circumstances(oom) if not each.startswith("in ") and not each.endswith(" requested")]
@@ -52,8 +51,23 @@ def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iter
         yield command("resume", f"trainer.fit(model, ckpt_path={wording.short_path(oom.checkpoint)!r})")
     if oom.post_mortem_file:
         folder = os.path.dirname(place) if place and place.endswith(".json") else place or ""
+        if os.path.basename(folder) == RANKS_FOLDER:
+            folder = os.path.dirname(folder)
         file = os.path.normpath(os.path.join(folder, wording.line(oom.post_mortem_file, 200)))
         yield command("memory", file, "what held memory at the failure")
+
+
+def brief_post_mortem(session: Session, oom: OutOfMemory, file: str | None) -> str:
+    """Return one sentence for ranks without a report of their own, with the post-mortem's file."""
+    return f"PerfDoctor: {_headline(_finding(session), oom)}{f'; post-mortem: {file}' if file else ''}\n"
+
+
+def _finding(session: Session) -> Finding | None:
+    return next((each for each in session.findings if each.code == "PD408"), None)
+
+
+def _headline(finding: Finding | None, oom: OutOfMemory) -> str:
+    return first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
 
 
 def _parts(session: Session, oom: OutOfMemory) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from lightning_perf.records.remote import AnyPath
 from . import wording
 from .brief import brief_report
 from .brief_epochs import brief_epoch, brief_news, brief_preflight
+from .brief_oom import brief_post_mortem
 from .document import Document, Facts, facts, section
 from .render.terminal import emit, to_text
 from .sections.epoch import epoch_document, preflight_document
@@ -20,6 +21,7 @@ from .session_document import session_document
 __all__ = [
     "brief_epoch",
     "brief_news",
+    "brief_post_mortem",
     "brief_preflight",
     "brief_report",
     "emit",

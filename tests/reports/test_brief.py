@@ -211,10 +211,15 @@ def test_abnormal_measurements_are_shown_and_normal_ones_are_not() -> None:
 
 def test_out_of_memory_names_place_size_and_post_mortem() -> None:
     text = text_of(out_of_memory())
-    for part in ("Device memory ran out in forward after 12 steps", "Tried to allocate 2.00 GiB", "activations",
-                 "memory   perf_logs/demo/out_of_memory.txt", "GPU memory at failure: 40.0 of 42.0 GiB reserved",
-                 "lightning-perf explain PD408"):  # fmt: skip
+    for part in ("Device memory ran out on rank 0 in forward after 12 steps", "Tried to allocate 2.00 GiB",
+                 "activations", "memory   perf_logs/demo/out_of_memory.txt",
+                 "GPU memory at failure: 40.0 of 42.0 GiB reserved", "lightning-perf explain PD408"):  # fmt: skip
         assert part in text
+
+
+def test_out_of_memory_of_another_rank_names_the_post_mortem_beside_the_folder_of_ranks() -> None:
+    text = to_text(brief_report(out_of_memory(), "perf_logs/demo/perf_ranks/perf_session.rank1.json"), MAX_WIDTH)
+    assert "memory   perf_logs/demo/out_of_memory.txt" in text
 
 
 def test_waits_of_a_slow_rank_are_noted_in_full() -> None:

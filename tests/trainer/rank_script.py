@@ -71,6 +71,8 @@ class Model(LightningModule):
             time.sleep(SLEEP_S / 2)  # so that a pause of the machine is little of the run
         if self.fault == "dies" and self.global_rank == SLOW_RANK and batch_idx == 40:
             raise ValueError("planted")
+        if self.fault == "out of memory" and self.global_rank == SLOW_RANK and batch_idx == 40:
+            raise torch.OutOfMemoryError("planted")
         if self.fault == "killed" and self.global_rank == SLOW_RANK and batch_idx == 40:
             os.kill(os.getpid(), 9)
         if self.fault == "first killed" and self.global_rank == 0 and batch_idx == 40:

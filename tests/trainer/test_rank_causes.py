@@ -183,6 +183,15 @@ def test_error_and_measurements_stay_when_a_rank_raises(forkserver: Forkserver, 
     assert left.steady.n_steps > 10
 
 
+def test_post_mortem_is_named_when_another_rank_runs_out_of_memory(forkserver: Forkserver, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = launched(forkserver, "out of memory", out)
+    text = "PerfDoctor: Device memory ran out on rank 1 in forward after 40 steps; post-mortem: "
+    _, is_shown, place = " ".join(done.stdout.split()).partition(text)
+    assert is_shown
+    assert (tmp_path / place.split()[0]).is_file()
+
+
 def test_survivor_leaves_its_measurements_when_a_rank_is_killed(forkserver: Forkserver, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = launched(forkserver, "killed", out)

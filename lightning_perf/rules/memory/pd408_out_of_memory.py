@@ -36,12 +36,13 @@ def check(session: Session) -> Finding | None:
         "worker": "A DataLoader worker was killed",
         "shm": "Shared memory of the DataLoader workers ran out",
     }[oom.where]
+    rank = f" on rank {session.run.rank}" if session.run.world_size > 1 else ""
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
     request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
     return make_finding(
         severity="high",
-        summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
+        summary=f"{where}{rank}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
         evidence=(
             fact("completed steps", oom.step, "count"),
             *(
