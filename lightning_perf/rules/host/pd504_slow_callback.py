@@ -79,9 +79,22 @@ def _advice(name: str, worst: NamedTime) -> Prescription:
             f"make {name} faster, or do its work in the dataset or collate_fn, where workers can do it meanwhile",
             "minutes",
         )
+    if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
+        return _TIMER
     is_in_steps = _is_in_steps(worst)
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps))
+
+
+_TIMER = fix(
+    "limit the run by max_steps instead of max_time, or check the time once per epoch",
+    "one line",
+    "semantics",
+    code=(
+        "from lightning.pytorch.callbacks import Timer\n"
+        'Trainer(..., callbacks=[Timer(duration="00:12:00:00", interval="epoch")])'
+    ),
+)
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
