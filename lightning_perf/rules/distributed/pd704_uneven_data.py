@@ -1,6 +1,6 @@
 """PD704: ranks get different amounts of data."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, rule
@@ -42,15 +42,27 @@ def check(session: Session) -> Finding | None:
             fact(f"{unit} of rank {most}", counted[most], "count"),
             fact(f"{unit} of rank {least}", counted[least], "count"),
         ),
-        prescriptions=fix(
-            "distribute data evenly: a DistributedSampler, drop_last=True, files of equal size",
-            "minutes",
-            "semantics",
-            loader_args={"drop_last": True},
-            code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
-        ),
+        prescriptions=_advice(session, min(batches.values(), default=None)),
         claims=claims,
         basis=f"at most the excess of the largest rank over the mean ({percent(lost_share)} of the time)",
         confidence="medium",
         method="modeled",
+    )
+
+
+def _advice(session: Session, n_batches: int | None) -> Prescription:
+    """Recommend as many batches for each rank; ``n_batches`` are those of the rank with the fewest."""
+    if any(one.is_iterable for one in session.settings.loaders if one.stage == "train"):  # it takes no sampler
+        return fix(
+            "distribute data evenly: files of equal size, or as many batches on each rank",
+            "minutes",
+            "semantics",
+            code=f"Trainer(..., limit_train_batches={n_batches})" if n_batches else "",
+        )
+    return fix(
+        "distribute data evenly: a DistributedSampler, drop_last=True, files of equal size",
+        "minutes",
+        "semantics",
+        loader_args={"drop_last": True},
+        code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
     )
