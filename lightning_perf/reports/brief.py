@@ -254,6 +254,8 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
     if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
         texts.append(("overhead", about.overhead_fact(session).partition(";")[0]))
+    missing = session.ranks.missing if session.ranks is not None else ()
+    texts += [("missing", f"rank {one.rank}: {one.reason}") for one in missing[:1]]
     n_failed = sum(one.status == "failed" for one in session.outcomes)
     texts += [
         ("failed", about.probes_fact(session)),

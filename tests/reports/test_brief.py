@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rules.session_builder import build_session
 
 from lightning_perf.cli.demo import FAULTS
-from lightning_perf.records import Breakdown, Growth, ModelProfile, OutOfMemory, Overhead, Session
+from lightning_perf.records import Breakdown, Growth, MissingRank, ModelProfile, OutOfMemory, Overhead, Session
 from lightning_perf.records.loader_probe import LoaderProbe
 from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_report
 from lightning_perf.reports.brief_epochs import brief_epoch, brief_news, brief_preflight
@@ -220,6 +220,13 @@ def test_out_of_memory_names_place_size_and_post_mortem() -> None:
 def test_out_of_memory_of_another_rank_names_the_post_mortem_beside_the_folder_of_ranks() -> None:
     text = to_text(brief_report(out_of_memory(), "perf_logs/demo/perf_ranks/perf_session.rank1.json"), MAX_WIDTH)
     assert "memory   perf_logs/demo/out_of_memory.txt" in text
+
+
+def test_rank_that_did_not_report_is_named() -> None:
+    session = two_ranks()
+    missing = (MissingRank(rank=1, reason="it did not report within 10 s"),)
+    ranks = msgspec.structs.replace(session.ranks, missing=missing)
+    assert "missing  rank 1: it did not report within 10 s" in text_of(msgspec.structs.replace(session, ranks=ranks))
 
 
 def test_waits_of_a_slow_rank_are_noted_in_full() -> None:
