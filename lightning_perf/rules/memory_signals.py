@@ -1,6 +1,7 @@
 """Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
 import math
+from collections.abc import Iterator
 
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, OutOfMemory, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
@@ -92,6 +93,9 @@ EXPANDABLE_SEGMENTS = fix(
 )
 
 
+SMALLER_SAMPLES = "use smaller samples: a batch already holds only one"
+
+
 def checkpointing_of(session: Session) -> Prescription:
     """Return the recommendation of activation checkpointing, for FSDP as an argument of its strategy."""
     treatment, what = "activation-checkpointing", "activation checkpointing"
@@ -154,7 +158,7 @@ def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescript
     measured = oom or session.memory.headroom
     n_samples = (measured.n_samples if measured is not None else None) or own
     if n_samples == 1:
-        return fix("use smaller samples: a batch already holds only one", "hours", "semantics")
+        return fix(SMALLER_SAMPLES, "hours", "semantics")
     parts = batch_parts(session, n_samples)
     accumulated = parts * (session.settings.trainer.accumulate_grad_batches or 1)
     code = f"Trainer(..., accumulate_grad_batches={accumulated})"
@@ -172,6 +176,21 @@ def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescript
         loader_args={"batch_size": size} if is_argument else {},
         code=f"DataLoader(..., batch_size={size})\n{code}",
     )
+
+
+def less_evaluated_at_once(session: Session, oom: OutOfMemory) -> Iterator[Prescription]:
+    """Recommend smaller batches of validation, testing or prediction, and predictions that are not kept."""
+    stage = {"fit": "val", "validate": "val"}.get(session.run.stage, session.run.stage)
+    if stage == "predict" and oom.step > 0:
+        summary = (
+            "save the predictions of each batch in a BasePredictionWriter: Trainer.predict keeps them all in memory"
+        )
+        yield fix(summary, "minutes", code="trainer.predict(model, return_predictions=False)")
+    if oom.n_samples == 1:
+        yield fix(SMALLER_SAMPLES, "hours", "semantics")
+        return
+    change = f"set batch_size={oom.n_samples // 2} (now {oom.n_samples})" if oom.n_samples else "halve batch_size"
+    yield fix(f"{change} on the {stage} loader", "one line", "numerics")
 
 
 def larger_batch_text(session: Session) -> str:

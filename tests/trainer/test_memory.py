@@ -302,6 +302,34 @@ def test_post_mortem_is_on_screen_and_on_disk_when_memory_runs_out(
     assert "in training_step" in oom.code
 
 
+@pytest.mark.parametrize(("stage", "phase"), [("validate", "validation"), ("test", "forward"), ("predict", "forward")])
+def test_post_mortem_outside_of_fit_names_batches_and_its_own_file(
+    make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str, phase: str
+) -> None:
+    class Evaluated(LitModel):
+        def runs_out(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.runs_out(batch, batch_idx)
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.runs_out(batch, batch_idx)
+
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            self.runs_out(batch, batch_idx)
+
+    doctor = PerfDoctor(out_dir=tmp_path, schedule=None)
+    with pytest.raises(torch.OutOfMemoryError):
+        getattr(make_trainer(doctor), stage)(Evaluated(), DataLoader(Samples(10), batch_size=BATCH))
+    screen = capsys.readouterr().out
+    assert f"Device memory ran out in {phase} after 2 batches" in screen
+    assert f"set batch_size={BATCH // 2} (now {BATCH})" in screen
+    assert "accumulate_grad_batches" not in screen
+    assert "after 2 batches" in (tmp_path / f"out_of_memory_{stage}.txt").read_text()
+
+
 def test_killed_worker_is_reported_as_killed(make_trainer: Make, tmp_path: Path) -> None:
     doctor = PerfDoctor(reports=["json"], out_dir=tmp_path, schedule=None)
     error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")

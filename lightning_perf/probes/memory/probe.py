@@ -52,8 +52,9 @@ class MemoryProbe(Probe):
         self._is_closed = False
         self.is_off = False
         self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
-        # Part of the names of files: ranks write to one folder.
-        self._rank = f"_rank{run.trainer.global_rank}" if run.trainer.world_size > 1 else ""
+        # Part of the names of files: ranks and stages write to one folder.
+        self._suffix = "" if run.loop.stage == "fit" else f"_{run.loop.stage}"
+        self._suffix += f"_rank{run.trainer.global_rank}" if run.trainer.world_size > 1 else ""
         self._now_ns, self._on_fail = run.now_ns, partial(run.probes.switch_off, self.name)
         self._device = run.trainer.strategy.root_device
         self._allocator, reason = allocator_of(self._device) if allocator is None else (allocator, "")
@@ -213,9 +214,9 @@ class MemoryProbe(Probe):
         self._host = now if self._host is None else with_highest(now, self._host)
 
     def run_ends(self, error: BaseException | None) -> None:
-        """Record an out-of-memory error that ended a fit, and write the history of allocations."""
+        """Record an out-of-memory error that ended the run, and write the history of allocations."""
         where = None if error is None else oom.memory_kind_of(error)
-        if error is None or where is None or self._loop.stage != "fit":
+        if error is None or where is None:
             return
         folder = self._folder
         readings = self._growth.readings[self._main_place(where)]
@@ -223,15 +224,15 @@ class MemoryProbe(Probe):
         record = msgspec.structs.replace(
             oom.describe(error, where, self._loop.main.n_steps, named, self._device.type),
             timeline=tuple(zip(readings.steps, readings.values, strict=True)),
-            post_mortem_file=None if folder is None else f"out_of_memory{self._rank}.txt",
-            checkpoint=seams.last_checkpoint(self._trainer),
+            post_mortem_file=None if folder is None else f"out_of_memory{self._suffix}.txt",
+            checkpoint=seams.last_checkpoint(self._trainer) if self._loop.stage == "fit" else None,
         )
         self._oom = record
         if self._history is not None and folder is not None:
             snapshot = self._history._snapshot()
             history, sites = read_history(snapshot)
             self._oom = record = msgspec.structs.replace(record, history=history, history_sites=sites)
-            name = f"memory_snapshot{self._rank}.pickle"
+            name = f"memory_snapshot{self._suffix}.pickle"
             write_history(snapshot, folder / name)
             self._oom = msgspec.structs.replace(record, snapshot_file=name)
 
@@ -245,7 +246,7 @@ class MemoryProbe(Probe):
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and self._folder is not None:
-            write_history(self._history._snapshot(), self._folder / f"memory_snapshot{self._rank}.pickle")
+            write_history(self._history._snapshot(), self._folder / f"memory_snapshot{self._suffix}.pickle")
 
     def abandon(self) -> None:
         self.is_off = True

@@ -20,6 +20,7 @@ from lightning_perf.reports.document import (
 from lightning_perf.reports.wording import count, line, phase_name, size
 
 from .memory import memory_parts, memory_title, peaks_fact
+from .verdict import step_word
 
 WHERE = {
     "device": "the device ran out of memory",
@@ -59,7 +60,7 @@ def post_mortem_document(session: Session) -> Document:
 
 def _what_happened(session: Session, oom: OutOfMemory) -> Iterator[AnyPart]:
     yield note(line(oom.error, 400), "strong")
-    yield facts([f"after {count(oom.step, 'step')}", *circumstances(oom)])
+    yield facts([f"after {count(oom.step, step_word(session))}", *circumstances(oom)])
     yield facts([peaks_fact(session)])
 
 

@@ -13,6 +13,7 @@ from lightning_perf.rules.memory_signals import (
     bf16_of,
     checkpointing_of,
     fewer_batches_ahead,
+    less_evaluated_at_once,
     memory_in_use,
     smaller_batch,
     smaller_optimizer,
@@ -22,7 +23,7 @@ from lightning_perf.rules.signals import is_cpu_run
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import number_of, size_text
 
-_MODEL_PHASES = ("forward", "backward", "optimizer")
+_MODEL_PHASES = ("forward", "backward", "optimizer", "validation")
 
 
 @rule("PD408", "out-of-memory")
@@ -38,11 +39,12 @@ def check(session: Session) -> Finding | None:
     }[oom.where]
     rank = f" on rank {session.run.rank}" if session.run.world_size > 1 else ""
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
+    done = number_of(oom.step, "step") if session.run.stage == "fit" else number_of(oom.step, "batch", "batches")
     request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
     return make_finding(
         severity="high",
-        summary=f"{where}{rank}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
+        summary=f"{where}{rank}{phase} after {done}.{killed}{request}",
         evidence=(
             fact("completed steps", oom.step, "count"),
             *(
@@ -66,6 +68,11 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> PrescriptionLike:
 
 def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescription, int | None]]:
     """Yield recommendations, each with the bytes that it frees by the memory breakdown."""
+    unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
+    segments = [(EXPANDABLE_SEGMENTS, unused)] if unused > (oom.requested_bytes or 2**40) else []
+    if session.run.stage != "fit" or oom.phase == "validation":  # the breakdown is that of a training step
+        yield from (*segments, *((one, None) for one in less_evaluated_at_once(session, oom)))
+        return
     breakdown = session.memory.breakdown
     activations = (breakdown.activations_bytes or 0) if breakdown is not None else 0
     states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0
@@ -76,9 +83,7 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
         for one in smaller_optimizer(session):
             n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 instead of 32 bits per state
             yield one, states - states // n_parts
-    unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
-    if unused > (oom.requested_bytes or 2**40):
-        yield EXPANDABLE_SEGMENTS, unused
+    yield from segments
     parts = 1 if oom.n_samples == 1 else batch_parts(session, oom.n_samples)
     yield smaller_batch(session, oom), (activations - activations // parts) or None
 
