@@ -6,6 +6,7 @@ from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Sessi
 
 from .rule import Skip, required
 from .thresholds import MIN_SPAN_S, MIN_STEPS
+from .wording import number_of
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
@@ -32,6 +33,11 @@ def phase_s(stage: StageTimes, *names: str) -> float:
 def share_of_step(steady: StageTimes, seconds: float) -> float:
     """Return seconds of each step as a share of the mean step; 0 if steps took no time."""
     return seconds / steady.step_s.mean if steady.step_s.mean > 0 else 0.0
+
+
+def steps_text(session: Session, n: int) -> str:
+    """Return a number of steps, which are batches outside of ``fit``: ``"1 step"``, ``"12 batches"``."""
+    return number_of(n, "step") if session.run.stage == "fit" else number_of(n, "batch", "batches")
 
 
 def mean_phase_s(stage: StageTimes, name: str) -> float | None:

@@ -6,6 +6,7 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 
 from .findings import is_measured
 from .loader_curve import predicted_steps
+from .signals import steps_text
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import lacks_device_events
 from .wording import is_negligible, number_of, percent, speedup
@@ -24,7 +25,8 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
     if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted if only the loader was probed
         if hanging := _first_of([one for one in findings if one.code == "PD609"]):
             return hanging
-        reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")
+        few = f"{steps_text(session, n_steps)} in the steady state, at least {MIN_STEPS} are needed"
+        reason = session.missing.get("steady", few)
         return Verdict(category="unknown", code=None, text=f"unknown: too little was measured ({reason})")
     return _first_of(findings) or _healthy_of(outcomes)
 

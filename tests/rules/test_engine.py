@@ -352,6 +352,14 @@ def test_verdict_is_healthy_when_there_is_only_info():
     assert session.verdict.text == "healthy: no change found that would save 2 % or more of the time"
 
 
+@pytest.mark.parametrize(
+    ("stage", "n_steps", "text"), [("fit", 1, "1 step in"), ("fit", 2, "2 steps in"), ("test", 2, "2 batches in")]
+)
+def test_verdict_counts_steps_or_batches_when_too_few_were_measured(stage, n_steps, text):
+    verdict = diagnose(build_session({"n_steps": n_steps, "run": {"stage": stage}})).verdict
+    assert f"too little was measured ({text} the steady state" in verdict.text
+
+
 def test_verdict_states_the_number_of_rules_when_some_were_ignored():
     verdict = diagnose(build_session(STARVED), ignore=["PD1"]).verdict
     assert verdict.category == "healthy"

@@ -19,9 +19,9 @@ from lightning_perf.rules.memory_signals import (
     smaller_optimizer,
 )
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import is_cpu_run
+from lightning_perf.rules.signals import is_cpu_run, steps_text
 from lightning_perf.rules.thresholds import DOMINANT_PART
-from lightning_perf.rules.wording import number_of, size_text
+from lightning_perf.rules.wording import size_text
 
 _MODEL_PHASES = ("forward", "backward", "optimizer", "validation")
 
@@ -39,12 +39,11 @@ def check(session: Session) -> Finding | None:
     }[oom.where]
     rank = f" on rank {session.run.rank}" if session.run.world_size > 1 else ""
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
-    done = number_of(oom.step, "step") if session.run.stage == "fit" else number_of(oom.step, "batch", "batches")
     request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
     return make_finding(
         severity="high",
-        summary=f"{where}{rank}{phase} after {done}.{killed}{request}",
+        summary=f"{where}{rank}{phase} after {steps_text(session, oom.step)}.{killed}{request}",
         evidence=(
             fact("completed steps", oom.step, "count"),
             *(

@@ -3,6 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import claims_time, fact, fix, make_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.signals import steps_text
 from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
 
@@ -13,7 +14,10 @@ def check(session: Session) -> Finding | None:
     n_steps = session.steady.n_steps if session.steady is not None else 0
     if n_steps >= MIN_RELIABLE_STEPS:
         return None
-    summary = f"Only {n_steps} steps were measured in the steady state. Averages of so few steps are unreliable."
+    were = "was" if n_steps == 1 else "were"
+    summary = (
+        f"Only {steps_text(session, n_steps)} {were} measured in the steady state. Averages of so few are unreliable."
+    )
     if n_steps == 0:
         summary = "No steps were measured in the steady state."
     return make_finding(
