@@ -202,6 +202,8 @@ class RunReports:
             return session
         if "console" in reports and _has_content(session):
             self._print(lambda: self._run_report(session, is_saved="json" in reports))
+        elif _has_no_step(session) and self._probes.loop is not None and not seams.is_tuning():
+            self.news(_why_no_step(session))
         for name in formats.RUN_FORMATS:
             if name in reports and not seams.is_preempted(self._trainer):
                 self._probes.call(name, self._write_report, name, session)
@@ -346,6 +348,16 @@ def _log_figures(logger: Any, session: Session, step: int) -> None:
 
 def _has_content(session: Session) -> bool:
     return session.run.n_steps > 0 or session.memory.oom is not None
+
+
+def _has_no_step(session: Session) -> bool:
+    return session.run.has_trainer and session.run.status == "finished" and session.run.n_steps == 0
+
+
+def _why_no_step(session: Session) -> str:
+    if session.run.stage == "fit":
+        return "no step was run: max_epochs or max_steps was already reached, or the loader is empty or limited to 0"
+    return "no batch was run: the loader is empty or limited to 0"
 
 
 def _require_writable(folder: Path) -> None:

@@ -38,6 +38,11 @@ def is_preempted(trainer: Any, error: BaseException | None = None) -> bool:
     return bool(trainer.received_sigterm) or type(error).__name__ == "SIGTERMException"
 
 
+def is_tuning() -> bool:
+    """Return whether Lightning ends a run that only searched for a learning rate or batch size: called in hooks."""
+    return type(sys.exc_info()[1]).__name__ == "_TunerExitException"
+
+
 def tear_down(trainer: Any) -> None:
     """Restore signal handlers and finish loggers, which Lightning omits if a callback's ``on_exception`` raised."""
     with interrupts.suppress(Exception):

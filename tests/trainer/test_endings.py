@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
@@ -147,6 +149,26 @@ def test_trainer_can_train_again_when_the_last_run_failed(make_trainer: Make) ->
     assert doctor.session.run.status == "finished"
     assert_nothing_left(trainer, trainer.profiler)
     assert profiler is not None
+
+
+@pytest.mark.parametrize(
+    ("stage", "limits"),
+    [("fit", {"max_steps": 0}), ("fit", {"limit_train_batches": 0}), ("validate", {"limit_val_batches": 0})],
+)
+def test_run_without_steps_says_so_in_one_statement(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str], stage: str, limits: dict[str, Any]
+) -> None:
+    getattr(make_trainer(PerfDoctor(), **limits), stage)(Tiny(), loader())
+    [shown] = re.findall(r"PerfDoctor  no (step|batch) was run: ", capsys.readouterr().out)
+    assert shown == ("step" if stage == "fit" else "batch")
+
+
+def test_search_of_a_learning_rate_says_nothing(make_trainer: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor, model = PerfDoctor(), Tiny()
+    model.lr = 0.1
+    Tuner(make_trainer(doctor)).lr_find(model, loader(), num_training=4)
+    assert doctor.session is not None
+    assert "PerfDoctor" not in capsys.readouterr().out
 
 
 def test_second_perf_doctor_is_inactive_when_there_are_two(
