@@ -260,12 +260,13 @@ class RunReports:
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
         """Write the file of a hang, and print it on the first live rank. Called in another thread."""
-        trainer, name = self._trainer, "hang.txt"
+        trainer, stage = self._trainer, self._probes.context.stage if self._probes.context is not None else "fit"
+        name, step = ("hang.txt", "step") if stage == "fit" else (f"hang_{stage}.txt", "batch")
         if not trainer.is_global_zero:
-            name = f"{RANKS_FOLDER}/hang.rank{trainer.global_rank}.txt"
+            name = f"{RANKS_FOLDER}/{Path(name).stem}.rank{trainer.global_rank}.txt"
         if not trainer.fast_dev_run:
             try:
-                self._write(name, f"{hang_text(hang)}\n{stacks}".encode())
+                self._write(name, f"{hang_text(hang, step)}\n{stacks}".encode())
                 hang = msgspec.structs.replace(hang, file=name)
                 if self._remote is not None:
                     self._remote.copy_soon()  # a run that hangs may never end
@@ -274,7 +275,7 @@ class RunReports:
         live = [rank.rank for rank in hang.ranks if rank.age_s < hang.limit_s]
         if "console" in self._active() and trainer.global_rank == min(live, default=0):
             place = console_report.short_path(self.folder / name) if hang.file else None
-            shown = hang_text(msgspec.structs.replace(hang, file=place))
+            shown = hang_text(msgspec.structs.replace(hang, file=place), step)
             console_report.emit(shown, display=seams.live_display(trainer))
         return hang
 

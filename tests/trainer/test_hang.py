@@ -240,6 +240,18 @@ def test_nothing_is_watched_when_switched_off(make_trainer: Make, after_s: Any) 
     assert doctor.session.missing["hangs"] == f"hang_after_s={after_s}"
 
 
+def test_validation_without_training_is_watched(make_trainer: Make) -> None:
+    seen: list[str] = []
+
+    class ListsThreads(Callback):
+        def on_validation_batch_end(self, *_: Any) -> None:
+            seen.extend(thread.name for thread in threading.enumerate())
+
+    make_trainer(PerfDoctor(reports=()), ListsThreads()).validate(Tiny(), loader(4))
+    assert THREAD in seen
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
 def test_thread_ends_when_the_callbacks_are_replaced(make_trainer: Make) -> None:
     class Replaces(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:

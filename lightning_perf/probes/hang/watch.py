@@ -30,7 +30,8 @@ MEDIAN_FACTOR = 20
 """A step may take this many times the median step."""
 
 SLOW_FACTOR = 5
-"""The first steps may take this many times as long, since workers start; so may sampled and profiled steps."""
+"""The first steps may take this many times as long, since workers start; so may sampled and profiled steps, and all
+that is not training, where metrics are computed over all batches at the end."""
 
 _POLLS = 12  # per ``hang_after_s``
 _HEARTBEAT_POLLS = 6
@@ -48,7 +49,6 @@ class HangWatch(Probe):
     """
 
     name = field = "hangs"
-    stages = ("fit",)
     after = ("steps",)
 
     def __init__(
@@ -123,7 +123,9 @@ class HangWatch(Probe):
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
         is_between = phase == "epoch_boundary" and bool(self.loops)  # code of the user's that updates no counter
-        is_expected = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN or is_between
+        # Ranks that wait for one in validation must not report it.
+        is_expected = phase == "checkpoint" or (phase == "validation" and self._files is not None)
+        is_expected = is_expected or loop.timeline.current.phase == OWN or is_between
         busy = phase if is_expected else ""
         if seen != self._seen or busy:
             self._note_progress()
@@ -163,6 +165,7 @@ class HangWatch(Probe):
         loop, median_ns = self._loop, self._loop.main.recent_median_ns()
         limit_s = max(self._hang_after_s, MEDIAN_FACTOR * (median_ns or 0.0) / 1e9, 2 * self._longest_s)
         is_slow = median_ns is None or loop.timeline.phase_listener is not None or loop.is_profiling
+        is_slow = is_slow or loop.stage != "fit" or loop.current_phase() == "validation"
         return SLOW_FACTOR * limit_s if is_slow else limit_s
 
     def _report(self, limit_s: float, phase: str, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:

@@ -9,16 +9,16 @@ _WIDTH = 160
 _MAX_LISTED = 8
 
 
-def hang_text(hang: Hang) -> str:
-    """Return what hangs where, what workers and other ranks do, and where the stacks are."""
-    return "".join(f"{cut(text, _WIDTH)}\n" for text in _lines(hang))
+def hang_text(hang: Hang, step: str = "step") -> str:
+    """Return what hangs where, what workers and other ranks do, and where the stacks are; ``step`` names a step."""
+    return "".join(f"{cut(text, _WIDTH)}\n" for text in _lines(hang, step))
 
 
-def _lines(hang: Hang) -> Iterator[str]:
-    usual = f"; a step usually takes {seconds(hang.median_step_s)}" if hang.median_step_s is not None else ""
+def _lines(hang: Hang, step: str) -> Iterator[str]:
+    usual = f"; a {step} usually takes {seconds(hang.median_step_s)}" if hang.median_step_s is not None else ""
     yield (
         f"PerfDoctor: nothing has moved for {seconds(hang.quiet_s)} in {phase_name(hang.phase)} "
-        f"after {count(hang.n_steps, 'step')}{usual}"
+        f"after {count(hang.n_steps, step)}{usual}"
     )
     if hang.where:
         yield f"  line     {line(hang.where, 200)}{f': {line(hang.code, 200)}' if hang.code else ''}"
@@ -32,7 +32,7 @@ def _lines(hang: Hang) -> Iterator[str]:
     ranks = sorted(hang.ranks, key=lambda one: (sum(_place(one) == _place(other) for other in hang.ranks), one.rank))
     for rank in sorted(ranks[:_MAX_LISTED], key=lambda one: one.rank):
         at = f" at {line(rank.where, 200)}" if rank.where else ""
-        yield f"  rank {rank.rank:<3} {phase_name(rank.phase)} after {count(rank.n_steps, 'step')}{at}"
+        yield f"  rank {rank.rank:<3} {phase_name(rank.phase)} after {count(rank.n_steps, step)}{at}"
     if hang.file:
         yield f"  stacks   {line(hang.file, 200)}"
     yield "  The run goes on. DoctorOptions(hang_after_s=None) switches this off."

@@ -3,6 +3,7 @@
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact, severity_of
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.signals import steps_text
 from lightning_perf.rules.thresholds import HANG_BUSY_MIN, HANG_MIN_STEPS
 from lightning_perf.rules.wording import duration, number_of
 
@@ -24,7 +25,7 @@ def check(session: Session) -> Finding | None:
         severity="high" if not is_over else severity_of(lasted_s / wall_s) if wall_s > 0 else "info",
         summary=(
             f"No progress for {duration(lasted_s)} in {worst.phase.replace('_', ' ')} after "
-            f"{number_of(worst.n_steps, 'step')}{where}.{'' if is_over else ' It did not continue.'}"
+            f"{steps_text(session, worst.n_steps)}{where}.{'' if is_over else ' It did not continue.'}"
         ),
         evidence=(
             fact("time without progress", lasted_s, "s", worst.limit_s),

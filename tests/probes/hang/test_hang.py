@@ -16,7 +16,7 @@ import pytest
 
 from lightning_perf.probes.hang import ranks, workers
 from lightning_perf.probes.hang.ranks import RankFiles
-from lightning_perf.probes.hang.watch import HangWatch
+from lightning_perf.probes.hang.watch import SLOW_FACTOR, HangWatch
 from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import Hang, RankState
@@ -64,6 +64,7 @@ class Run:
             timeline=self.timeline,
             current_phase=lambda: LoopTimer.current_phase(self.loop),
             is_profiling=False,
+            stage="fit",
         )
         run: Any = SimpleNamespace(loop=self.loop, show_hang=self.show)
         self.watch = HangWatch(run, AFTER_S, files, lambda: self.now_s, self.frames)
@@ -160,7 +161,6 @@ def test_limit_is_longer_when_steps_are_slow(run: Run, change: Any, limit_s: flo
 
 
 KNOWN = {
-    "validation": lambda run: setattr(run.timeline, "phase_ns", run.loop.validation.phase_ns),  # and sanity check
     "checkpoint": lambda run: setattr(run, "phase", "checkpoint"),
     "PerfDoctor itself": lambda run: setattr(run.timeline.current, "phase", OWN),
     "breakpoint": lambda run: setattr(run, "frame", stack(("pdb", "interaction"), ("cmd", "cmdloop"))),
@@ -197,6 +197,31 @@ def another_thread(run: Run, called: tuple[str, str]) -> None:
     thread.join()
     run.others[thread.ident or 0] = stack(called)
     run.other = SimpleNamespace(ident=thread.ident, name="another")  # type: ignore[attr-defined]
+
+
+def is_in_validation(run: Run) -> None:
+    run.timeline.phase_ns = run.loop.validation.phase_ns  # also in the sanity check
+
+
+def is_only_validated(run: Run) -> None:
+    run.loop.stage = "validate"
+
+
+@pytest.mark.parametrize("change", [is_in_validation, is_only_validated])
+def test_hang_outside_of_training_is_reported_after_five_times_the_limit(run: Run, change: Any) -> None:
+    change(run)
+    run.stays(SLOW_FACTOR * AFTER_S - POLL_S)
+    assert run.shown == []
+    run.stays(POLL_S)
+    ((hang, _),) = run.shown
+    assert hang.limit_s == SLOW_FACTOR * AFTER_S
+
+
+def test_validation_of_several_ranks_is_not_reported(tmp_path: Path) -> None:
+    run = Run(RankFiles(tmp_path, 0, 2))
+    is_in_validation(run)
+    run.stays(20 * AFTER_S)
+    assert run.shown == []
 
 
 @pytest.mark.parametrize("change", KNOWN.values(), ids=KNOWN)
