@@ -139,7 +139,12 @@ class DoctorHooks(UserLoop, Results):
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self._run is not None:  # a run that ended without teardown
+        if self._run is not None:  # a run that ended without teardown, or one that goes on
+            if self._run.goes_on_without(trainer):
+                _log.warning(
+                    "This PerfDoctor stops measuring a Trainer that still runs, because another one has it too: give "
+                    "each a PerfDoctor of its own."
+                )
             self._run.restore()
             self._run.reports.close()
         self._forget()

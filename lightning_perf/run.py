@@ -288,6 +288,11 @@ class DoctorRun:
         """Whether the user's code forked this process from the one that set the run up."""
         return os.getpid() != self._pid
 
+    def goes_on_without(self, trainer: Any) -> bool:
+        """Return whether this run's Trainer is another one, and still runs."""
+        is_other = self._trainer is not trainer and seams.has_trainer(self._trainer)
+        return is_other and self._trainer.state.status == "running"
+
     def finish(self, status: Status, error: BaseException | None = None) -> None:
         """Restore everything, diagnose and report."""
         if self.is_forked:

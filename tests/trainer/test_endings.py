@@ -171,6 +171,25 @@ def test_search_of_a_learning_rate_says_nothing(make_trainer: Make, capsys: pyte
     assert "PerfDoctor" not in capsys.readouterr().out
 
 
+def test_warning_is_logged_when_a_trainer_inside_another_has_the_same_perf_doctor(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    doctor = PerfDoctor(reports=())
+
+    class Validates(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            make_trainer(doctor).validate(Tiny(), loader())
+
+    trainer = make_trainer(doctor, Validates())
+    profiler = trainer.profiler
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(Tiny(), loader())
+        make_trainer(doctor).fit(Tiny(), loader())  # the first has ended
+    assert_nothing_left(trainer, profiler)
+    [message] = [r.getMessage() for r in caplog.records if r.name == "lightning_perf"]
+    assert "stops measuring a Trainer that still runs" in message
+
+
 def test_second_perf_doctor_is_inactive_when_there_are_two(
     make_trainer: Make, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
