@@ -21,9 +21,8 @@ def check(session: Session) -> Finding | None:
     name = next(iter(named_by_kind(steady, "checkpoint_callback")), "" if saves else "ModelCheckpoint")
     n_saves = sum(time.n_calls for time in saves)
     each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(call_s(*saves))}." if n_saves > 1 else ""
-    times = min(
-        MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), max(1, n_saves or session.run.n_epochs)
-    )
+    is_in_epoch, interval, n_fitting = _interval(session, n_saves)
+    times = min(MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), n_fitting)
     data = _data_in(session)
     left, left_least = 1 / times, 1 / times if times > 1 else 0.0
     if data is not None:
@@ -43,7 +42,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             _without(data) if data is not None else None,
-            _less_often(session, name, n_saves, times) if times > 1 else None,
+            _less_often(session, name, is_in_epoch, interval, times) if times > 1 else None,
             fix(
                 "write checkpoints in the background: plugins=[AsyncCheckpointIO()]",
                 "one line",
@@ -84,12 +83,22 @@ def _without(data: Hyperparameters) -> Prescription:
     )
 
 
-def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescription:
-    """Recommend one checkpoint in ``times``, with an interval in epochs unless they are saved within epochs."""
+def _interval(session: Session, n_saves: int) -> tuple[bool, int, int]:
+    """Return whether checkpoints are saved within epochs, the steps or epochs between two, and how often these fit.
+
+    A longer interval than the run would save nothing. Lightning counts optimizer steps, not batches.
+    """
     run = session.run
-    n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
-    is_in_epoch = n_epochs < IN_EPOCH_MAX_EPOCHS
-    wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
+    n = max(1, n_saves or run.n_epochs)
+    is_in_epoch = run.n_epochs / n < IN_EPOCH_MAX_EPOCHS
+    total = (run.n_optimizer_steps or run.n_steps) if is_in_epoch else run.n_epochs
+    interval = max(1, round(total / n))
+    return is_in_epoch, interval, max(1, total // interval)
+
+
+def _less_often(session: Session, name: str, is_in_epoch: bool, interval: int, times: int) -> Prescription:
+    """Recommend one checkpoint in ``times``, with an interval in epochs unless they are saved within epochs."""
+    run, wanted = session.run, times * interval
     counted, saved = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'}", "trainer.save_checkpoint(path)"
     if not run.has_trainer:
         counted, saved = "step" if is_in_epoch else "epoch", "...  # save"
