@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
-        prescriptions=_advice(f"{name}.{worst.hook}", worst),
+        prescriptions=_advice(f"{name}.{worst.hook}", worst, session.run.stage == "fit"),
         timed=claims_of(times, steady.span_s),
         left=1 - worst.share * (1 - _remaining_part(worst, steady)) / share,
         left_least=0.0,
@@ -72,7 +72,7 @@ def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
     return 1 / min(n_times, max(1, time.n_calls))
 
 
-def _advice(name: str, worst: NamedTime) -> Prescription:
+def _advice(name: str, worst: NamedTime, is_fit: bool) -> Prescription:
     """Recommend to run a hook less often, or to move its work to the loader where it prepares the batch."""
     if worst.phase == "transfer":
         return fix(
@@ -82,8 +82,10 @@ def _advice(name: str, worst: NamedTime) -> Prescription:
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
         return _TIMER
     is_in_steps = _is_in_steps(worst)
+    if not is_in_steps and not is_fit:  # evaluation is a single epoch
+        return fix(f"make {name} faster", "minutes")
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps))
+    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, is_fit))
 
 
 _TIMER = fix(
@@ -97,8 +99,8 @@ _TIMER = fix(
 )
 
 
-def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
-    if is_in_steps and "validation" in worst.hook:  # the global step does not change within a validation
+def _code(name: str, worst: NamedTime, is_in_steps: bool, is_fit: bool) -> str:
+    if is_in_steps and (not is_fit or "validation" in worst.hook):  # the global step does not change in evaluation
         return f"# around the costly part of {name}\nif batch_idx % {LOG_EVERY_STEPS} == 0:\n    ..."
     counted = f"global_step % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
