@@ -7,7 +7,13 @@ from lightning_perf.rules.remedies import remedy_for
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.step_signals import is_within, loops_of
-from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
+from lightning_perf.rules.thresholds import (
+    EXPLAINED_PART,
+    HOST_LINE_MIN_STEP_S,
+    LINES_SHOWN,
+    LOW_SHARE,
+    USER_LINE_MIN_SHARE,
+)
 from lightning_perf.rules.user_lines import (
     LineTime,
     check_is_sampled,
@@ -40,6 +46,8 @@ def check(session: Session) -> Finding | None:
     worst = found[0]
     each_s, share = worst.seconds / steady.n_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
+    if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself
+        work = f"what {work} does besides torch operators"
     remedy = remedy_for(worst.line.call, worst.line.code)
     return timed_finding(
         steady,
