@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     fetch, waits = steady.fetch, start_waits(steady)
     if fetch is None or not waits:
-        raise Skip("no second epoch has started yet")
+        raise Skip("fewer than two epochs started in the steady steps")
     loader = loaders_of(session)[0]
     if loader.num_workers and loader.persistent_workers is False:
         return None  # PD104 applies: workers start again.
