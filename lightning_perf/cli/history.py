@@ -24,7 +24,7 @@ from lightning_perf.reports.wording import count
 from lightning_perf.stats.comparison import Source, compare_sessions
 from lightning_perf.stats.next_run import LAST_RUNS
 
-from .output import FORMATS, check_choice, show, write_stdout
+from .output import FORMATS, check_choice, json_text, show, write_stdout
 
 ACTIONS = ("list", "show", "compare", "prune")
 PREFIX = "history:"
@@ -49,9 +49,14 @@ def history(
     check_choice("--format", format_, FORMATS)
     if last and run:
         raise ConfigError(f"--last and {run} are two runs; choose one")
+    if run and action in ("list", "prune"):
+        raise ConfigError(f"history {action} takes no run; lightning-perf history show {run} reports one")
     with opened() as found:
         if action == "prune":
-            write_stdout(f"{count(found.prune(keep), 'run')} dropped from {found.file}")
+            n_dropped = found.prune(keep)
+            record = {"n_dropped": n_dropped, "file": str(found.file)}
+            text = f"{count(n_dropped, 'run')} dropped from {found.file}"
+            write_stdout(json_text(record) if format_ == "json" else text)
         elif action == "list":
             rows = found.rows(n)
             show(_listed(rows, found.file), rows, format_)

@@ -162,7 +162,7 @@ class History:
 
     def prune(self, keep: int) -> int:
         """Delete all runs but the newest ``keep``; return how many were deleted."""
-        with self._open(is_writer=True) as database:
+        with self._open() as database:
             with database:
                 n = database.execute(
                     "delete from runs where rowid not in (select rowid from runs order by started_at desc limit ?)",

@@ -89,9 +89,20 @@ def test_prune_drops_old_runs(recorded: Path, monkeypatch: pytest.MonkeyPatch, c
     assert call(monkeypatch, "history", "prune", "--keep", 2) == 0
     assert capsys.readouterr().out.startswith("3 runs dropped")
     assert [row.id for row in History(recorded).rows()] == ["slow9", "run4"]
+    assert call(monkeypatch, "history", "prune", "--keep", 1, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"n_dropped": 1, "file": str(recorded)}
 
 
-@pytest.mark.parametrize("arguments", [("x",), ("list", "--format", "html"), ("compare", "run1", "--last")])
+def test_prune_makes_no_file(history_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    assert call(monkeypatch, "history", "prune") == 0
+    assert capsys.readouterr().out.startswith("0 runs dropped")
+    assert not history_file.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("x",), ("list", "--format", "html"), ("compare", "run1", "--last"), ("list", "run1"), ("prune", "run1")],
+)
 def test_wrong_arguments_are_one_line(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     assert call(monkeypatch, "history", *arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
