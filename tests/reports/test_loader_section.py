@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lightning_perf.records import HotFunction, HotLine, LoaderProbe
-from lightning_perf.reports.sections.loader import function_facts
+from lightning_perf.records.loader_probe import Repeated
+from lightning_perf.reports.sections.loader import ceiling_facts, function_facts, sample_facts
+from reports.sessions import loader_probed
 
 AUGMENT = HotFunction(
     name="Images.augment", file="/home/me/images.py", line=31, share=0.9, own_share=0.8, blamed_share=0.8
@@ -33,3 +37,16 @@ def test_no_line_is_shown_when_its_function_is_not() -> None:
         "pad (me/images.py:60): 90 % of collate"
     ]
     assert function_facts(LoaderProbe(status="measured")) == []
+
+
+def test_time_to_pin_is_shown_if_measured() -> None:
+    pin = Repeated(n=5, mean_s=0.002, p50_s=0.002, p95_s=0.003, max_s=0.003)
+    assert "pinning 2.00 ms per batch" in sample_facts(LoaderProbe(status="measured", pin=pin))
+
+
+def test_other_loaders_are_named() -> None:
+    session = loader_probed()
+    assert session.loader_probe is not None
+    text = "the Trainer combines 2 training loaders; this is the slowest. 0: 1.20 ms per batch"
+    probe = msgspec.structs.replace(session.loader_probe, missing={"others": text})
+    assert ceiling_facts(msgspec.structs.replace(session, loader_probe=probe))[0] == text

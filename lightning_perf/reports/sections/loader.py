@@ -72,7 +72,7 @@ def ceiling_facts(session: Session) -> list[str]:
     probe = session.loader_probe
     if probe is None:
         return []
-    texts = [line(probe.reason, 200)] if probe.reason else []
+    texts = [line(text, 200) for text in (probe.reason, probe.missing.get("others", "")) if text]
     probed = _probed_loader(session)
     if probed is None or probed.plan.now is None:
         return texts
@@ -133,6 +133,8 @@ def sample_facts(probe: LoaderProbe) -> list[str]:
         texts.append(f"collate {seconds(probe.collate.p50_s)} per batch")
     if probe.transport is not None:
         texts.append(f"transport from the worker {seconds(probe.transport.p50_s)} per batch")
+    if probe.pin is not None:
+        texts.append(f"pinning {seconds(probe.pin.p50_s)} per batch")
     if probe.batch_bytes is not None:
         tensors = f" in {count(probe.n_tensors, 'tensor')}" if probe.n_tensors else ""
         texts.append(f"{size(probe.batch_bytes)}{tensors} per batch")
