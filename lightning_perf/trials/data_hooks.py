@@ -61,7 +61,9 @@ class DataProbeHooks:
         slowest = max(probes, key=lambda probe: batch_cost_s(probe) or 0.0)
         if len(loaders) > 1:
             others = [_described(probe) for probe in probes if probe is not slowest]
-            others += [f"{index}: not probed, because time ran out" for index in range(len(probes), len(loaders))]
+            others += [
+                f"loader {index}: not probed, because time ran out" for index in range(len(probes), len(loaders))
+            ]
             text = f"the Trainer combines {len(loaders)} training loaders; this is the slowest. " + "; ".join(others)
             slowest = msgspec.structs.replace(slowest, missing={**slowest.missing, "others": text})
         self.probe = slowest
@@ -105,7 +107,9 @@ def batch_cost_s(probe: LoaderProbe) -> float | None:
 
 def _described(probe: LoaderProbe) -> str:
     cost_s = batch_cost_s(probe)
-    return f"{probe.index}: " + (probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms per batch")
+    return f"loader {probe.index}: " + (
+        probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms per batch"
+    )
 
 
 class OneBatchHooks:

@@ -62,15 +62,15 @@ def test_slowest_of_several_loaders_is_reported_with_the_cost_of_the_others(tmp_
     assert (probe.stage, probe.index) == ("train", 1)
     assert probe.getitem is not None
     assert probe.getitem.p50_s >= 0.002
-    assert "combines 3 training loaders; this is the slowest. 0: " in probe.missing["others"]
-    assert "ms per batch; 2: " in probe.missing["others"]
+    assert "combines 3 training loaders; this is the slowest. loader 0: " in probe.missing["others"]
+    assert "ms per batch; loader 2: " in probe.missing["others"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 def test_time_limit_is_kept_when_there_are_many_loaders(tmp_path: Path) -> None:
     probe = probed(tmp_path, [DataLoader(Slow(), batch_size=4), DataLoader(Quick(), batch_size=4)], 3.0)
     assert probe.index == 0
-    assert "1: not probed, because time ran out" in probe.missing["others"]
+    assert "loader 1: not probed, because time ran out" in probe.missing["others"]
 
 
 def test_one_batch_is_repeated_with_new_containers() -> None:

@@ -72,7 +72,8 @@ def ceiling_facts(session: Session) -> list[str]:
     probe = session.loader_probe
     if probe is None:
         return []
-    texts = [line(text, 200) for text in (probe.reason, probe.missing.get("others", "")) if text]
+    others = probe.missing.get("others", "").split(". ", 1)
+    texts = [line(text, 200) for text in (probe.reason, *others) if text]
     probed = _probed_loader(session)
     if probed is None or probed.plan.now is None:
         return texts
