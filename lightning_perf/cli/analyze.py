@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import ConfigError, TraceError
-from lightning_perf.reports.console import to_text
+from lightning_perf.reports.console import emit, to_text
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.rules.engine import check_codes, diagnose_trace
@@ -43,12 +43,13 @@ def analyze(
         raise TraceError("; ".join(map(str, errors)))
     diagnosed = [diagnose_trace(record, select or None, ignore or None) for record in records]
     if json:
-        text = json_text(diagnosed)
+        write(json_text(diagnosed), out, force)
     elif markdown:
-        text = "\n".join(map(render, trace_documents(diagnosed)))
+        write("\n".join(map(render, trace_documents(diagnosed))), out, force)
+    elif out is None:
+        emit(trace_documents(diagnosed))
     else:
-        text = to_text(trace_documents(diagnosed), width=100)
-    write(text, out, force)
+        write(to_text(trace_documents(diagnosed), width=100), out, force)
     for error in errors:
         write_error(str(error))
     if errors:

@@ -192,6 +192,7 @@ def test_unknown_codes_are_refused_before_anything_is_read(
 def test_ranks_are_compared_when_their_traces_share_collectives(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: tuple[str, ...]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     for rank in range(3):
         save(tmp_path, rank, 3, rank_events(rank, [[2000.0, 2000.0, 5000.0]]))
     assert call(monkeypatch, "analyze", tmp_path, *form) == 0
@@ -205,6 +206,7 @@ def test_ranks_are_compared_when_their_traces_share_collectives(
 def test_only_some_of_many_traces_are_shown_in_full(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     arrivals = [2000.0] * 20
     arrivals[13] = 5000.0
     for rank in range(20):
@@ -227,3 +229,10 @@ def test_unreadable_trace_is_named_by_its_url_when_it_is_remote(
         storage.pipe_file(f"/traces/{name}", content)
         assert call(monkeypatch, "analyze", f"memory://traces/{name}") == 2
         assert f"memory://traces/{name} " in capsys.readouterr().err
+
+
+def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call(monkeypatch, "analyze", ITEM_LOOP) == 0
+    prose = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("    ")]
+    assert max(map(len, prose)) <= 80
