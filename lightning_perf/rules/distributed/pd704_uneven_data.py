@@ -57,6 +57,7 @@ def _advice(session: Session, n_batches: int | None) -> Prescription:
             "distribute data evenly: files of equal size, or as many batches on each rank",
             "minutes",
             "semantics",
+            trainer_flags={"limit_train_batches": n_batches} if n_batches else {},
             code=f"Trainer(..., limit_train_batches={n_batches})" if n_batches else "",
         )
     return fix(
