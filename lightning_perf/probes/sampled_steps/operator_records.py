@@ -103,9 +103,10 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
     else:
         return None
     spent_s = max(tracer.loop_s(v) for v in repeated)
-    begin_ns, end_ns = min(v.first.ns for v in repeated), max(v.last.ns for v in repeated)
+    begin_ns = min(v.first.ns for v in taking or repeated)
+    end_ns = max(v.last.ns for v in taking or repeated)
     within = [v for v in call.hits.values() if v.last.ns > begin_ns and v.first.ns < end_ns]
-    n_iterations = min(max(v.n, call.n_unbound) for v in repeated)
+    n_iterations = min((v.n for v in taking), default=call.n_unbound)
     added = max(v.longest_chain - v.first_chain for v in within)
     return TensorLoop(
         file=call.code.co_filename,

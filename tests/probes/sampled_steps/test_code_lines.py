@@ -106,6 +106,8 @@ def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(line
     assert (call.code.co_name, hits.operator, hits.n, hits.n_operators) == (
         "forward",
         "select",
+        MIN_REPEATS,
+        MIN_REPEATS,
     )
     assert hits.line == forward.__code__.co_firstlineno + 2
 
