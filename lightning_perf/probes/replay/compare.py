@@ -27,11 +27,11 @@ MAX_ROUNDS = 60
 HALF_WIDTH = 0.05
 """Relative half width of the interval at which it is narrow enough."""
 
-MAX_SLOWDOWN = 3.0
+MAX_SLOWDOWN = 2.0
 """Passes with the treatment end when they take this many times as long as one without it."""
 
-MAX_SLOWDOWN_ROUNDS = 2
-"""After so many rounds, stop if the shortest treated pass takes ``MAX_SLOWDOWN`` times the longest without it."""
+HOPELESS_SLOWDOWN, HOPELESS_ROUNDS = 1.5, 2
+"""After so many rounds, stop if the shortest treated pass takes this many times as long as the longest without it."""
 
 SHORT_S = 0.01
 """Seconds below which allocating and choosing a kernel may take most of an operator's first run."""
@@ -152,7 +152,7 @@ def compare(
         all_before.append(before.last_s)
         all_after.append(after.last_s)
         found = interval_of(logs)
-        if len(logs) >= MAX_SLOWDOWN_ROUNDS and min(all_after) > MAX_SLOWDOWN * max(all_before):
+        if len(logs) >= HOPELESS_ROUNDS and min(all_after) > HOPELESS_SLOWDOWN * max(all_before):
             found = Interval(value=math.exp(fmean(logs)), low=0.0, high=max(all_before) / min(all_after))
             break
         if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):

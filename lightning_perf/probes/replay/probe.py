@@ -13,7 +13,18 @@ from lightning_perf.probes.model.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog, TensorSpec, specs_in
-from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
+from .compare import (
+    MIN_ROUNDS,
+    MIN_TRIMMED_ROUNDS,
+    Comparison,
+    DeviceWatch,
+    HostWatch,
+    Item,
+    Stopwatch,
+    compare,
+    widen_interval,
+)
+from .functions import Work
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem, kinds_of_groups
 from .state import CudaMemory, ReplayMemory, unchanged, why_not
@@ -27,6 +38,12 @@ LEAST_S, MOST_S = 0.5, 10.0
 
 LEAST_EACH_S = 0.25
 """Least time for each hypothesis while there is time: one result is better than none."""
+
+_ROUNDS = MIN_TRIMMED_ROUNDS + 2, MIN_ROUNDS + 2
+"""Rounds that there must be time for: many, if ``_ENOUGH`` of the work then fits, else few. Two more than are counted:
+the first, and one since others may take longer."""
+
+_ENOUGH = 0.75
 
 RETRIED_PART = 0.2
 """Share of the budget: if more is left, it is used for the largest undecided hypothesis."""
@@ -238,11 +255,15 @@ class ReplayProbe(Probe):
 
     def _operators(self, treated: Treated, until_ns: int) -> tuple[Arena | None, list[OperatorItem]]:
         """Return the largest operators that a treatment changes, as many as there is time for, and their arena."""
-        most_s = self._left_s(until_ns) / (2 * (MIN_ROUNDS + 1)) if self._is_timed else float("inf")
-        works = choose_work(treated, self._is_timed, most_s)
+        works: list[Work] = []
+        enough_s = _ENOUGH * sum(work.seconds for work in treated.works)
+        for n_rounds in _ROUNDS:
+            if not works or sum(work.seconds for work in works) < enough_s:
+                most_s = self._left_s(until_ns) / (2 * n_rounds) if self._is_timed else float("inf")
+                works = choose_work(treated, self._is_timed, most_s)
         if treated.works and not works:
             once_s = min(work.seconds / work.n for work in treated.works)
-            needed_s = 2 * (MIN_ROUNDS + 1) * once_s
+            needed_s = 2 * _ROUNDS[-1] * once_s
             left_s = self._left_s(until_ns)
             raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")
         if not works:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lightning_perf.probes.replay.compare import (
+    HOPELESS_ROUNDS,
+    HOPELESS_SLOWDOWN,
     MAX_ROUNDS,
-    MAX_SLOWDOWN,
-    MAX_SLOWDOWN_ROUNDS,
     MIN_ROUNDS,
     MIN_TRIMMED_ROUNDS,
     DeviceWatch,
@@ -77,8 +77,8 @@ def test_comparison_stops_early_when_the_treatment_is_hopeless():
     work = [Work(clock, [0.02], [1.0]), Work(clock, [0.02], [1.0])]
     found = compared(work, clock)
     assert found.speedup.low == 0
-    assert found.speedup.high < 1 / MAX_SLOWDOWN
-    assert work[1].sides == [False] * (1 + MAX_SLOWDOWN_ROUNDS)
+    assert found.speedup.high < 1 / HOPELESS_SLOWDOWN
+    assert work[1].sides == [False] * (1 + HOPELESS_ROUNDS)
 
 
 def test_comparison_goes_on_when_one_pass_with_the_treatment_was_interrupted():
