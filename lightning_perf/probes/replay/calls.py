@@ -16,7 +16,7 @@ from lightning_perf.probes.model.tokens import padded_length
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_site
 from lightning_perf.probes.sampled_steps.repeats import RepeatedLookups, n_copies_in
-from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, zeros_in
+from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_from_indices, zeros_in
 
 from .backward_times import BackwardTimes
 from .reach import OTHERS, GradientReach
@@ -329,12 +329,14 @@ class CallLog:
         return self.calls[value.source].name if isinstance(value, TensorSpec) and value.source >= 0 else ""
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
-        """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""
+        """Return the matrix of mostly zeros; None if finding its zeros would take time in each step."""
         found = zeros_in(name, args)
         if found is None or found.kind != "sparse":
             return found
         address = storage_address(args[found.place])
-        return None if address in self._writers or address in self._batch else found
+        writer = self._writers.get(address, -1)
+        is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
+        return None if is_dense or address in self._batch else found
 
     def _n_copies(self, call: Call, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""

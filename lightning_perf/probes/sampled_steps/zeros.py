@@ -25,6 +25,12 @@ _DECOMPOSITIONS = {
 }  # fmt: skip
 
 
+_SCATTERING = {
+    "aten::_to_dense", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::scatter_add_",
+}  # fmt: skip
+_SCALING = {"aten::mul", "aten::div", "aten::mul_", "aten::div_"}
+
+
 class Zeros(NamedTuple):
     """A matrix of mostly zeros among the arguments of an operator: its place, kind, and its fraction of nonzeros."""
 
@@ -68,6 +74,14 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     if n_nonzero <= rows and int(torch.count_nonzero(matrix, dim=-1).amax()) == 1:
         return Zeros(place, "one-hot", fraction)
     return Zeros(place, "sparse", fraction) if fraction <= MAX_FRACTION else None
+
+
+def is_made_from_indices(calls: Sequence[Any], index: int) -> bool:
+    """Return whether a call of a step made a dense matrix from the indices of its nonzero elements, or scaled one."""
+    while index >= 0 and calls[index].name in _SCALING:
+        before = getattr(calls[index].args[0], "source", -1)
+        index = before if before < index else -1  # the first of equal calls may stand for a later one
+    return index >= 0 and calls[index].name in _SCATTERING
 
 
 def _step(extent: int, n_rows: int, n_columns: int) -> int:

@@ -86,6 +86,17 @@ def pass_on_right(x, table):
     return table @ sparse
 
 
+def pass_on_by_edges(x, table):
+    rows, columns = sparse.nonzero(as_tuple=True)
+    adjacency = torch.zeros(K, K)
+    adjacency[rows, columns] = 1.0
+    return (adjacency / 2) @ table
+
+
+def pass_on_made_dense(x, table):
+    return torch.sparse_coo_tensor(sparse.nonzero().T, torch.ones(int(sparse.sum())), (K, K)).to_dense() @ table
+
+
 def density(x, table):
     scale = torch.linalg.cholesky(torch.diag_embed(F.softplus(x @ table)))
     return torch.linalg.solve_triangular(scale, x[..., None], upper=False)
@@ -94,7 +105,7 @@ def density(x, table):
 @pytest.mark.parametrize(
     ("multiply", "kind"),
     [(select, "one-hot"), (scale, "diagonal"), (scale_right, "diagonal"), (pass_on, "sparse"),
-     (pass_on_right, "sparse"), (density, "diagonal")],
+     (pass_on_right, "sparse"), (pass_on_by_edges, "sparse"), (pass_on_made_dense, "sparse"), (density, "diagonal")],
 )  # fmt: skip
 def test_operators_are_replayed_without_zeros(multiply, kind):
     model = Layer(multiply)
