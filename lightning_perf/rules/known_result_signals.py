@@ -18,7 +18,7 @@ from lightning_perf.records import (
 from .findings import EvidenceLike, PrescriptionLike, timed_finding
 from .rule import Rule, Skip, rule
 from .signals import is_cpu_run, phase_s, steady_of
-from .step_signals import loops_of, model_profile_of
+from .step_signals import loop_at, model_profile_of
 from .thresholds import LOW_SHARE
 from .user_lines import computing_s
 
@@ -102,19 +102,9 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
         return None
     parts = {"forward": found.forward_part, "backward": found.backward_part}
     claims = {name: part * computing_s(session, steady, name) for name, part in parts.items()}
-    if sum(claims.values()) < max(LOW_SHARE * steady.span_s, _loop_s(session, steady, found.site)):
+    loop = loop_at(session, found.site)
+    loop_s = loop.share * phase_s(steady, *STEP_PHASES) if loop is not None else 0.0
+    if sum(claims.values()) < max(LOW_SHARE * steady.span_s, loop_s):
         return None
     least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
     return Repeated(session, found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
-
-
-def _loop_s(session: Session, steady: StageTimes, site: str) -> float:
-    """Return the seconds of the costliest loop over tensors that holds a line; 0 if none does."""
-    name, _, number = site.partition(":")
-    loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
-    shares = (
-        loop.share
-        for loop in loops
-        if loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
-    )
-    return max(shares, default=0.0) * phase_s(steady, *STEP_PHASES)

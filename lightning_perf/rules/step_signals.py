@@ -65,6 +65,18 @@ def loops_of(calls: SyncCalls) -> list[TensorLoop]:
             if is_computing(loop) and loop.repeats >= LOOP_MIN_REPEATS and loop.share >= LOW_SHARE]  # fmt: skip
 
 
+def loop_at(session: Session, site: str) -> TensorLoop | None:
+    """Return the costliest loop over a tensor that holds a line, e.g. ``"model.py:31"``; None if none does."""
+    name, _, number = site.partition(":")
+    loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
+    holding = (
+        loop
+        for loop in loops
+        if loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
+    )
+    return max(holding, key=lambda loop: loop.share, default=None)
+
+
 def is_within(loop: TensorLoop, line: SyncCall | HostLine) -> bool:
     """Return whether a line of code is one of a loop."""
     ours, others = ("/" + one.file.replace("\\", "/").lstrip("/") for one in (loop, line))

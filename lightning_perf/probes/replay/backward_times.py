@@ -18,6 +18,8 @@ class BackwardTimes:
     def __init__(self) -> None:
         self._sites: dict[int, str] = {}  # by autograd's number of the pass
         self._by_site: dict[str, Counter[Call | None]] = defaultdict(Counter)
+        self._nodes: dict[str, Counter[int]] = defaultdict(Counter)  # by their numbers: passes that went through each
+        self._last_node = 0, 0
 
     def add(self, call: "Call | None", ns: int) -> None:
         """Add an operator of the current pass, and the forward operator that it belongs to, if that is known."""
@@ -26,6 +28,9 @@ class BackwardTimes:
         if site is None:
             site = self._sites[number] = user_site()
         self._by_site[site][call] += ns
+        node = number, torch._C._current_autograd_node()._sequence_nr()
+        self._nodes[site][node[1]] += node != self._last_node
+        self._last_node = node
 
     def records(self, n_optimizers: int) -> tuple[BackwardPasses, ...]:
         """Return the record of each line; empty if operators were not timed."""
@@ -38,6 +43,7 @@ class BackwardTimes:
                     sum(ns for call, ns in times.items() if call is not None and call.reach == 2 << i) / 1e9
                     for i in range(n_optimizers)
                 ),
+                shared=1 - len(self._nodes[site]) / self._nodes[site].total(),
             )
             for site, times in self._by_site.items()
             if times.total()
