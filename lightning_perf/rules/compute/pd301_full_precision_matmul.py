@@ -87,7 +87,7 @@ def _precision(session: Session) -> tuple[str, str] | None:
     trace = next((window.trace for window in reversed(session.windows) if window.trace is not None), None)
     is_cpu = is_cpu_run(session) and (trace is None or trace.device is None)
     units = matrix_units(session, trace)
-    bf16, fp16 = (_may_compute_in_bf16(session), False) if is_cpu else (units.bf16, units.fp16)
+    bf16, fp16 = (_has_bf16_instructions(session), False) if is_cpu else (units.bf16, units.fp16)
     if bf16 is None and not fp16:
         raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
@@ -107,11 +107,11 @@ def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
     )
 
 
-def _may_compute_in_bf16(session: Session) -> bool:
-    """Return whether a replay in bf16 is safe on this CPU.
+def _has_bf16_instructions(session: Session) -> bool:
+    """Return whether this CPU multiplies in bf16 itself, or may do so.
 
-    With AVX2 only, one matrix multiplication took 38 times as long as in fp32. An operator cannot be interrupted, so a
-    replay could pause the training for a minute.
+    Others convert each operand, and then take longer than in fp32: with AVX2 only, one matrix multiplication took 38
+    times as long. https://uxlfoundation.github.io/oneDNN/dev_guide_data_types.html
     """
     features = session.machine.cpu_features
-    return not features or bool({"avx512f", "amx_bf16"} & set(features))
+    return not features or bool({"avx512_bf16", "amx_bf16"} & set(features))
