@@ -7,7 +7,7 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 from .findings import is_measured
 from .loader_curve import predicted_steps
 from .signals import steps_text
-from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
+from .thresholds import EXPLAINED_PART, LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import lacks_device_events
 from .wording import is_negligible, number_of, percent, speedup
 
@@ -34,7 +34,8 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
     """Return the verdict on a diagnosed trace, as ``verdict_of``.
 
-    It is also ``unknown`` if the trace has too few events, or if no rule explains why its device is idle.
+    It is also ``unknown`` if the trace has too few events, if no rule explains why its device is idle, or if most of a
+    trace without steps is start-up.
     """
     if lacks_device_events(record):
         reason = record.missing.get("device", "the trace has no device events")
@@ -45,6 +46,10 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
     idle = _idle_share(record)
     if idle >= LATE_MIN_SHARE:
         text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule explains why"
+        return Verdict(category="unknown", code=None, text=text)
+    if record.device is not None and not record.steps and record.device.span_s < EXPLAINED_PART * record.span_s:
+        outside = percent(1 - record.device.span_s / record.span_s)
+        text = f"unknown: {outside} of the trace's time is before the first or after the last device event"
         return Verdict(category="unknown", code=None, text=text)
     if record.device is None and not record.n_operators:
         return Verdict(category="unknown", code=None, text="unknown: the trace has neither operators nor device events")

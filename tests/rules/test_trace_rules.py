@@ -211,6 +211,13 @@ def test_verdict_is_unknown_when_a_device_is_idle_for_no_known_reason():
     assert "idle for 67 %" in diagnosis.verdict.text
 
 
+def test_verdict_is_unknown_when_most_of_a_trace_without_steps_is_start_up():
+    diagnosis = diagnose_trace(build_trace({"steps": [], "span_s": 5.0, "device": {"span_s": 0.4, "busy_s": 0.4}}))
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.category == "unknown"
+    assert "before the first or after the last device event" in diagnosis.verdict.text
+
+
 def test_verdict_is_unknown_when_a_trace_is_empty():
     diagnosis = diagnose_trace(build_trace({"n_operators": 0, "operators": [], "operator_mean_s": None}, is_cpu=True))
     assert diagnosis.verdict is not None
