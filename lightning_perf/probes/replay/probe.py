@@ -286,7 +286,8 @@ class ReplayProbe(Probe):
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _SPARSE:
-            return table_items(self._log, optimizers, n_batches) if self._log is not None else []
+            free_bytes = self._memory.free_bytes()
+            return table_items(self._log, optimizers, n_batches, free_bytes) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
         configs = getattr(self._trainer, "lr_scheduler_configs", None) if name == _JOINED else []

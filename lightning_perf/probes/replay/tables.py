@@ -16,6 +16,10 @@ from .optimizer import rebuilt, step_once
 MAX_ELEMENTS = 2**20
 """Elements of a copy: of a larger table, so many rows are updated. Fewer would all stay in caches."""
 
+MAX_SPARSE_ELEMENTS = 2**23
+"""Elements of a copy of which a few rows are updated: as in a training, most rows must not be in caches."""
+
+_BYTES_PER_ELEMENT = 4 * 4  # itself, two states, and what an update creates
 _MOST_LOOKED_UP = 2**21  # elements
 
 _TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
@@ -66,88 +70,112 @@ def tables_in(log: CallLog) -> list[Table]:
     ]
 
 
+class _Side(NamedTuple):
+    """A copy of a table, its optimizer, and the number of rows that one run looks up."""
+
+    table: torch.Tensor
+    optimizer: Any
+    n_lookups: int
+
+
 class TableItem:
     """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
 
     The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups:
     where a part of the rows is copied, the dense side gets as small a part of the lookups, and the sparse one counts
-    more, since fewer of its lookups are of different rows.
+    more, since fewer of its lookups are of different rows. As in a training, each run looks up other rows.
 
     Raises:
         ValueError: The optimizer has no sparse variant, does not update this table, or too many rows are looked up.
     """
 
-    def __init__(self, table: Table, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
+    def __init__(
+        self,
+        table: Table,
+        optimizer: Any,
+        n_elements: int = MAX_ELEMENTS,
+        n_sparse_elements: int = MAX_SPARSE_ELEMENTS,
+    ) -> None:
         group = _group_of(table, optimizer)
         kind = _TAKE_SPARSE.get(type(optimizer).__name__)
         if group is None or kind is None or not type(optimizer).__module__.startswith("torch.optim."):
             raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
         if group.get("momentum"):
             raise ValueError("momentum keeps all rows changing")
-        if table.n_lookups * table.shape[1] > _MOST_LOOKED_UP:
-            raise ValueError(f"{table.n_lookups:,} rows of a table that are looked up are too many to copy")
-        width = table.shape[1]
-        n_rows = min(table.shape[0], max(1, n_elements // width, 2 * table.n_lookups))
-        distinct = [n * -math.expm1(-table.n_lookups / n) for n in (table.shape[0], n_rows)]  # expected rows
+        n_lookups, (n_all, width) = table.n_lookups, table.shape
+        if n_lookups * width > _MOST_LOOKED_UP:
+            raise ValueError(f"{n_lookups:,} rows of a table that are looked up are too many to copy")
+        n_dense = min(n_all, max(1, n_elements // width))
+        n_sparse = min(n_all, max(1, n_sparse_elements // width, 2 * n_lookups))
+        distinct = [n * -math.expm1(-n_lookups / n) for n in (n_all, n_sparse)]  # expected rows
+        self.weight = table.n_tables * n_all / n_dense
         self.treated_weight = table.n_tables * distinct[0] / distinct[1]
-        self.weight = table.n_tables * table.shape[0] / n_rows
+        self._kind = table
         first = group["params"][0]
-        generator = torch.Generator(device=first.device).manual_seed(0)
-        make = {"generator": generator, "device": first.device}
-        self._table = torch.rand(n_rows, width, dtype=first.dtype, **make).requires_grad_()
-        indices = torch.randint(n_rows, (table.n_lookups,), **make)
-        n_dense = max(1, table.n_lookups * n_rows // table.shape[0])
-        with torch.enable_grad():
-            self._rows = {
-                False: _look_up(table, self._table, indices[:n_dense], is_sparse=False),
-                True: _look_up(table, self._table, indices, is_sparse=True),
-            }
-        incoming = torch.rand(self._rows[True].shape, dtype=first.dtype, **make)
-        self._incoming = {side: incoming[: len(rows)] for side, rows in self._rows.items()}
-        sparse = {name: value for name, value in group.items() if name in _KEPT}
+        make = {"dtype": first.dtype, "device": first.device}
+        self._generator = torch.Generator(device=first.device).manual_seed(0)
+        self._incoming = torch.rand(n_lookups, width, generator=self._generator, **make)
+        dense, sparse = (torch.full((n, width), 0.5, **make).requires_grad_() for n in (n_dense, n_sparse))
+        arguments = {name: _number(value) for name, value in group.items() if name in _KEPT}
         if kind is torch.optim.SparseAdam:
-            sparse.pop("lr_decay", None)
+            arguments.pop("lr_decay", None)
         self._sides = {
-            False: rebuilt(type(optimizer), [(group, [self._table])], {}),
-            True: kind([self._table], **{name: _number(value) for name, value in sparse.items()}),
+            False: _Side(dense, rebuilt(type(optimizer), [(group, [dense])], {}), max(1, n_lookups * n_dense // n_all)),
+            True: _Side(sparse, kind([sparse], **arguments), n_lookups),
         }
+        for is_treated, side in self._sides.items():
+            self._update(side, self._looked_up(side, is_treated))
+            for state in side.optimizer.state[side.table].values():
+                if isinstance(state, torch.Tensor) and state.shape == side.table.shape:
+                    state.fill_(1e-3)  # the system gives memory to a state when it is written first
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Make the gradient and step once; return the marks around both."""
+        side = self._sides[is_treated]
+        rows = self._looked_up(side, is_treated)
         begin = watch.mark()
-        (self._table.grad,) = torch.autograd.grad(
-            self._rows[is_treated], self._table, self._incoming[is_treated], retain_graph=True
-        )
-        step_once(self._sides[is_treated])
+        self._update(side, rows)
         end = watch.mark()
-        self._table.grad = None
         return [(begin, end)]
 
+    def _looked_up(self, side: _Side, is_treated: bool) -> torch.Tensor:
+        """Return random rows, or their sums over bags of one size."""
+        n_rows, device = len(side.table), side.table.device
+        indices = torch.randint(n_rows, (side.n_lookups,), generator=self._generator, device=device)
+        with torch.enable_grad():
+            if not self._kind.n_bags:
+                return F.embedding(indices, side.table, sparse=is_treated)
+            size = max(1, self._kind.n_lookups // self._kind.n_bags)
+            offsets = torch.arange(0, len(indices), size, device=device)
+            return F.embedding_bag(indices, side.table, offsets, mode="sum", sparse=is_treated)
 
-def _look_up(table: Table, weight: torch.Tensor, indices: torch.Tensor, is_sparse: bool) -> torch.Tensor:
-    """Return the rows that are looked up, or their sums over bags of one size."""
-    if not table.n_bags:
-        return F.embedding(indices, weight, sparse=is_sparse)
-    size = max(1, table.n_lookups // table.n_bags)
-    offsets = torch.arange(0, len(indices), size, device=indices.device)
-    return F.embedding_bag(indices, weight, offsets, mode="sum", sparse=is_sparse)
+    def _update(self, side: _Side, rows: torch.Tensor) -> None:
+        (side.table.grad,) = torch.autograd.grad(rows, side.table, self._incoming[: len(rows)])
+        step_once(side.optimizer)
+        side.table.grad = None
 
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, torch.Tensor) else value
 
 
-def table_items(log: CallLog, optimizers: list[Any], n_batches: int) -> list[Item]:
-    """Return an item for each shape of tables.
+def table_items(log: CallLog, optimizers: list[Any], n_batches: int, free_bytes: int) -> list[Item]:
+    """Return an item for each shape of tables, which fit into ``free_bytes``.
 
     Raises:
         ValueError: Tables cannot be replayed.
     """
     if n_batches > 1:
         raise ValueError("gradients of several batches are accumulated")
+    tables = tables_in(log)
+    n_elements = min(MAX_SPARSE_ELEMENTS, free_bytes // _BYTES_PER_ELEMENT) // max(1, len(tables))
     return [
-        TableItem(table, next((one for one in optimizers if _group_of(table, one) is not None), optimizers[0]))
-        for table in tables_in(log)
+        TableItem(
+            table,
+            next((one for one in optimizers if _group_of(table, one) is not None), optimizers[0]),
+            n_sparse_elements=n_elements,
+        )
+        for table in tables
     ]
 
 

@@ -72,16 +72,29 @@ def test_sparse_updates_are_compared_with_dense_ones(kind):
 def test_both_sides_update_the_rows_alike(kind, n_bags):
     model = Recommender(100)
     item = TableItem(Table((100, WIDTH), 1, N, n_bags), kind(model.parameters(), lr=0.1))
-    results = []
-    start = item._table.detach().clone()
-    for is_treated in (False, True):
-        assert len(item._rows[is_treated]) == (n_bags or N)
+    for is_treated, side in item._sides.items():
+        assert len(item._looked_up(side, is_treated)) == (n_bags or N)
         with torch.no_grad():
-            item._table.copy_(start)
+            side.table.fill_(0.5)
+        item._generator.manual_seed(3)
         item.run(is_treated, HostWatch(now_ns))
-        results.append(item._table.detach().clone())
-    assert not torch.equal(results[0], start)
-    assert torch.allclose(*results, atol=1e-6)
+    dense, sparse = (side.table for side in item._sides.values())
+    assert not torch.equal(dense, torch.full_like(dense, 0.5))
+    assert torch.allclose(dense, sparse, atol=1e-6)
+
+
+def test_each_run_looks_up_other_rows_without_drawing_from_the_global_generator():
+    item = TableItem(Table((ROWS, WIDTH), 1, N), torch.optim.SGD(Recommender().parameters(), lr=0.1))
+    side, state = item._sides[True], torch.get_rng_state()
+    with torch.no_grad():
+        side.table.fill_(0.5)
+    changed = []
+    for _ in range(2):
+        item.run(True, HostWatch(now_ns))
+        changed.append(int((side.table != 0.5).any(1).sum()))
+    assert N - 3 < changed[0] <= N
+    assert changed[1] > 2 * N - 6
+    assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(
@@ -97,18 +110,18 @@ def test_what_cannot_be_replayed_is_refused(optimizer, reason):
 
 
 def test_a_part_of_a_large_table_stands_for_all_of_its_rows():
-    item = TableItem(Table((ROWS, WIDTH), 2, N), torch.optim.SGD(Recommender().parameters(), lr=0.1), 10_000 * WIDTH)
-    assert item._table.shape == (10_000, WIDTH)
-    assert (len(item._rows[False]), len(item._rows[True])) == (N * 10_000 // ROWS, N)
+    optimizer = torch.optim.SGD(Recommender().parameters(), lr=0.1)
+    item = TableItem(Table((ROWS, WIDTH), 2, N), optimizer, 10_000 * WIDTH, 40_000 * WIDTH)
+    assert [side.table.shape for side in item._sides.values()] == [(10_000, WIDTH), (40_000, WIDTH)]
+    assert [side.n_lookups for side in item._sides.values()] == [N * 10_000 // ROWS, N]
     assert item.weight == 10.0
     assert item.treated_weight == pytest.approx(2.0, rel=0.01)
 
 
 def test_sparse_updates_count_more_when_a_part_of_the_table_has_fewer_rows_to_look_up():
-    item = TableItem(
-        Table((ROWS, WIDTH), 1, 20_000), torch.optim.SGD(Recommender().parameters(), lr=0.1), 10_000 * WIDTH
-    )
-    assert item._table.shape == (40_000, WIDTH)  # twice as many rows as lookups
+    optimizer = torch.optim.SGD(Recommender().parameters(), lr=0.1)
+    item = TableItem(Table((ROWS, WIDTH), 1, 20_000), optimizer, n_sparse_elements=10_000 * WIDTH)
+    assert item._sides[True].table.shape == (40_000, WIDTH)  # twice as many rows as lookups
     assert item.treated_weight == pytest.approx(50_000 * (1 - math.exp(-0.4)) / (40_000 * (1 - math.exp(-0.5))))
 
 
