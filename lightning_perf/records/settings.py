@@ -8,7 +8,7 @@ MIXED_PRECISIONS = ("16-mixed", "bf16-mixed")
 (``MixedPrecision.clip_gradients``)."""
 
 HALF_PRECISIONS = (*MIXED_PRECISIONS, "16-true", "bf16-true")
-"""``Trainer(precision=...)`` that computes in 16 bits."""
+"""``Trainer(precision=...)`` that computes in bf16 or fp16."""
 
 
 class LoaderSettings(Record, frozen=True, kw_only=True):
