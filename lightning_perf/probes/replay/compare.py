@@ -122,11 +122,13 @@ def compare(
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
     ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters in a
-    step, is out of reach, and after ``enough_s`` seconds if there are enough for an interval. The result holds medians
-    of the passes, and Student's interval of the logarithm of their ratios by pair.
+    step, is out of reach, and after ``enough_s`` seconds if there are enough for an interval; halfway from there to
+    ``limit_s`` if the interval does not tell faster from slower. The result holds medians of the passes, and Student's
+    interval of the logarithm of their ratios by pair.
     """
     enough_s = min(enough_s, limit_s)
-    until, enough = (now_ns() + round(seconds * 1e9) for seconds in (limit_s, enough_s))
+    times_s = limit_s, enough_s, (enough_s + limit_s) / 2
+    until, enough, undecided = (now_ns() + round(seconds * 1e9) for seconds in times_s)
     before, after = _Passes(items, watch, False), _Passes(items, watch, True)
     if not before.run(until, now_ns, is_first=True):
         return Comparison(reason=f"one pass over the operators takes longer than the {limit_s:.1f} s left")
@@ -135,10 +137,11 @@ def compare(
     logs: list[float] = []
     all_before, all_after = [before.last_s], [after.last_s]
     found: Interval | None = None
+    end = until
     before.forget()
     after.forget()
     before.is_warmed = after.is_warmed = 4 * MIN_TRIMMED_ROUNDS * (before.last_s + after.last_s) < enough_s
-    while len(logs) < MAX_ROUNDS and now_ns() < (until if found is None else enough):
+    while len(logs) < MAX_ROUNDS and now_ns() < end:
         is_whole = True
         for is_treated in (False, True) if len(logs) % 2 == 0 else (True, False):  # A B B A
             if not is_treated:
@@ -152,6 +155,8 @@ def compare(
         all_before.append(before.last_s)
         all_after.append(after.last_s)
         found = interval_of(logs)
+        if found is not None:
+            end = undecided if found.low < 1.0 < found.high else enough
         if len(logs) >= HOPELESS_ROUNDS and min(all_after) > HOPELESS_SLOWDOWN * max(all_before):
             found = Interval(value=math.exp(fmean(logs)), low=0.0, high=max(all_before) / min(all_after))
             break

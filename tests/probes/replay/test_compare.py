@@ -103,6 +103,14 @@ def test_comparison_ends_when_it_has_an_interval_and_its_usual_time_is_over():
     assert found.speedup.value == pytest.approx(2)
 
 
+def test_comparison_takes_half_of_the_time_that_is_left_when_rounds_do_not_agree():
+    clock = FakeClock()
+    noisy = [0.01, 0.01, 0.05] * 100
+    found = compare([Work(clock, noisy, noisy[1:])], nullcontext, HostWatch(clock), 1.0, clock, enough_s=0.2)
+    assert found.speedup.low < 1 < found.speedup.high
+    assert 0.6e9 <= clock.now < 0.8e9
+
+
 def test_comparison_has_the_reason_when_there_is_no_time_for_a_pass():
     clock = FakeClock()
     found = compared([Work(clock, [1.0], [1.0]), Work(clock, [1.0], [1.0])], clock, limit_s=0.5)
