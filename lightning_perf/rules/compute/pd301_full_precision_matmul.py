@@ -3,7 +3,7 @@
 from lightning_perf.records import Prescription, Session
 from lightning_perf.rules.findings import fact, fix, trainer_fix
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share
-from lightning_perf.rules.matrix_units import matrix_units
+from lightning_perf.rules.matrix_units import matrix_units, may_multiply_in_bf16
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, steady_of
@@ -87,7 +87,7 @@ def _precision(session: Session) -> tuple[str, str] | None:
     trace = next((window.trace for window in reversed(session.windows) if window.trace is not None), None)
     is_cpu = is_cpu_run(session) and (trace is None or trace.device is None)
     units = matrix_units(session, trace)
-    bf16, fp16 = (_has_bf16_instructions(session), False) if is_cpu else (units.bf16, units.fp16)
+    bf16, fp16 = (may_multiply_in_bf16(session), False) if is_cpu else (units.bf16, units.fp16)
     if bf16 is None and not fp16:
         raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
@@ -105,13 +105,3 @@ def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
         "numerics",
         code=f'torch.optim.AdamW(self.parameters(), ..., fused=False)  # whichever you have; then precision="{flag}"',
     )
-
-
-def _has_bf16_instructions(session: Session) -> bool:
-    """Return whether this CPU multiplies in bf16 itself, or may do so.
-
-    Others convert each operand, and then take longer than in fp32: with AVX2 only, one matrix multiplication took 38
-    times as long. https://uxlfoundation.github.io/oneDNN/dev_guide_data_types.html
-    """
-    features = session.machine.cpu_features
-    return not features or bool({"avx512_bf16", "amx_bf16"} & set(features))
