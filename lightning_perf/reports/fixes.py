@@ -1,7 +1,9 @@
 """Recommendations as short reports show them: in a few words, with the present value, one row per cause."""
 
+import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_perf.records import AutopilotTry, Finding, Prescription, Session
 from lightning_perf.rules.wording import is_negligible
@@ -94,7 +96,7 @@ def _arguments(fix: Prescription) -> dict[str, str]:
     """Return the arguments that make up the whole change, as code; empty if it is more than that."""
     if fix.safety == "semantics" and not fix.summary.startswith("set "):
         return {}
-    values = {name: repr(value) for name, value in {**fix.trainer_flags, **fix.loader_args}.items()}
+    values = {name: _literal(value) for name, value in {**fix.trainer_flags, **fix.loader_args}.items()}
     match = None if values else _ARGUMENT.fullmatch(fix.code)
     return {match[1]: match[2]} if match else values
 
@@ -143,7 +145,11 @@ def _now(fix: Prescription, session: Session, name: str) -> str:
     trainer, train = session.settings.trainer, [each for each in session.settings.loaders if each.stage == "train"]
     owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
     now = getattr(owner, name, None)
-    return "" if now is None or repr(now) == _arguments(fix)[name] else f"now {now!r}"
+    return "" if now is None or _literal(now) == _arguments(fix)[name] else f"now {_literal(now)}"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def tried_by_autopilot(fix: Prescription, session: Session) -> AutopilotTry | None:
