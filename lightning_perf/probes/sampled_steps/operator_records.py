@@ -13,6 +13,7 @@ _MAX_SITES = 32
 _MAX_LOOPS = 8
 _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
 _RECURRENCE_CHAIN = 1.5  # operators that an iteration adds to a chain; a sum adds one
+_MANY_ITERATIONS = 3  # as many operators as this many iterations have are not in one of them, even if they grow
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
@@ -107,15 +108,17 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
     end_ns = max(v.last.ns for v in taking or repeated)
     within = [v for v in call.hits.values() if v.last.ns > begin_ns and v.first.ns < end_ns]
     n_iterations = min((v.n for v in taking), default=call.n_unbound)
-    added = max(v.longest_chain - v.first_chain for v in within)
+    n_operators, added = sum(v.n_operators for v in within), max(v.longest_chain - v.first_chain for v in within)
+    # A loop over growing prefixes has long chains, too, but each of them is within one iteration.
+    is_recurrence = added >= max(_RECURRENCE_CHAIN * (n_iterations - 1), _MANY_ITERATIONS * n_operators / n_iterations)
     return TensorLoop(
         file=call.code.co_filename,
         line=named.line,
         function=call.code.co_name,
         operator=named.operator,
         repeats=max(named.n, call.n_unbound),
-        operators_per_step=sum(v.n_operators for v in within),
-        is_recurrence=added >= _RECURRENCE_CHAIN * (n_iterations - 1),
+        operators_per_step=n_operators,
+        is_recurrence=is_recurrence,
         cost_s=spent_s,
         share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,
