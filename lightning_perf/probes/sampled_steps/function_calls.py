@@ -76,32 +76,32 @@ class DependencyChains:
     """
 
     def __init__(self) -> None:
-        # By storage, or by address for what was written in place: the length of the chain that ends there.
-        self._lengths: dict[tuple[str, int], dict[FunctionCall, int]] = {}
+        # The length of the chain that ends in a storage, or in what was written in place at an address in it.
+        self._lengths: dict[int, dict[int | None, dict[FunctionCall, int]]] = {}
 
     def follow(self, calls: Sequence[FunctionCall], hits: Sequence[Hits], func: Any, args: Any, out: Any) -> None:
         """Handle an operator below these calls: the user's functions and what it hits in each, innermost first."""
-        read = {key for tensor in _tensors(args) for key in _keys(tensor)}
         is_in_place = func._schema.is_mutable
-        written = [_keys(tensor)[is_in_place] for tensor in _tensors(args[:1] if is_in_place else (out,))]
-        if not is_in_place and read.issuperset(written):  # a view
+        read, written = set(_places(args)), set(_places(args[:1] if is_in_place else (out,)))
+        if not is_in_place and {storage for storage, _ in written} <= {storage for storage, _ in read}:  # a view
             return
-        before = [self._lengths[key] for key in read if key in self._lengths]
-        lengths = {call: 1 + max((each.get(call, 0) for each in before), default=0) for call in calls}
-        self._lengths.update(dict.fromkeys(written, lengths))
+        known = [self._lengths.get(storage, {}).get(place) for storage, address in read for place in (None, address)]
+        lengths = {call: 1 + max((each.get(call, 0) for each in known if each), default=0) for call in calls}
+        for storage, address in written:
+            if is_in_place:
+                self._lengths.setdefault(storage, {})[address] = lengths
+            else:
+                self._lengths[storage] = {None: lengths}
         for call, hit in zip(calls, hits, strict=True):
             hit.first_chain = hit.first_chain or lengths[call]
             hit.longest_chain = max(hit.longest_chain, lengths[call])
 
 
-def _keys(tensor: torch.Tensor) -> tuple[tuple[str, int], tuple[str, int]]:
-    storage = storage_address(tensor)
-    return ("storage", storage), ("address", storage and tensor.data_ptr())
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _places(values: Any) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of each tensor's storage and of its first element; none for one without memory."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            if storage := storage_address(value):
+                yield storage, value.data_ptr()
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from _places(value)
