@@ -331,6 +331,7 @@ class CodeLines:
             # it makes a new call from there. Many operators below one call of torch are not a loop.
             if is_own or (i > 0 and hits.child is not child):
                 hits.n += 1
+                call.is_repeating |= hits.n > 1
             hits.child = child
             hits.n_operators += 1
             found.append(hits)

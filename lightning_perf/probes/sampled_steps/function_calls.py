@@ -52,17 +52,18 @@ class Hits:
 class FunctionCall:
     """One call of a user's function, with hits by instruction.
 
-    ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating.
+    ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating;
+    ``is_repeating``: an instruction was hit again.
     """
 
-    __slots__ = ("code", "frame", "hits", "is_iterated", "n_unbound")
+    __slots__ = ("code", "frame", "hits", "is_iterated", "is_repeating", "n_unbound")
 
     def __init__(self, frame: FrameType) -> None:
         self.frame: FrameType | None = frame
         self.code: CodeType = frame.f_code
         self.hits: dict[int, Hits] = {}
         self.n_unbound = 0
-        self.is_iterated = False
+        self.is_iterated = self.is_repeating = False
 
     def has_loop(self) -> bool:
         """Return whether an instruction was executed so often that it is in a loop."""
@@ -81,7 +82,7 @@ class DependencyChains:
 
     def follow(self, calls: Sequence[FunctionCall], hits: Sequence[Hits], func: Any, args: Any, out: Any) -> None:
         """Handle an operator below these calls: the user's functions and what it hits in each, innermost first."""
-        is_in_place = func._schema.is_mutable
+        is_in_place = getattr(getattr(func, "_schema", None), "is_mutable", False)  # none of a higher-order operator
         read, written = set(_places(args)), set(_places(args[:1] if is_in_place else (out,)))
         if not is_in_place and {storage for storage, _ in written} <= {storage for storage, _ in read}:  # a view
             return

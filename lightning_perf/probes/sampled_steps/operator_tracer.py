@@ -168,7 +168,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         if stack is not None and not self.failure:
             try:
                 self._add(stack, name, args, out, done - called)
-                if stack.calls:
+                if any(call.is_repeating for call in stack.calls):
                     self._chains.follow(stack.calls, stack.hits, func, args, out)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
                 for hits in stack.hits:
