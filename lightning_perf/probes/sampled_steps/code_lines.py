@@ -1,6 +1,7 @@
 """Find the line of code that called an operator, its owner, and the loops around it."""
 
 import dis
+import inspect
 import linecache
 import os
 import sys
@@ -113,24 +114,29 @@ def user_lines() -> tuple[tuple[str, int], ...]:
 
 
 class LinesAbove(NamedTuple):
-    """``user_lines``, the instruction in each, and the loops: how many of the lines lead to each, its frame's id."""
+    """``user_lines``, the instruction in each, and how many of the lines lead to each loop.
+
+    ``frames`` are the ids of their frames, each with whether it is a generator's.
+    """
 
     lines: tuple[tuple[str, int], ...] = ()
     instructions: tuple[int, ...] = ()
-    loops: tuple[tuple[int, int], ...] = ()
+    frames: tuple[tuple[int, bool], ...] = ()
+    loops: tuple[int, ...] = ()
 
 
 def lines_above() -> LinesAbove:
     """Return the user's lines above the caller, with the loops that they are in, innermost first."""
     frames = list(_user_frames(sys._getframe(1)))
     loops = tuple(
-        (len(frames) - place, id(frame))
+        len(frames) - place
         for place, frame in enumerate(frames)
         if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code))
     )
     frames.reverse()
     lines = tuple((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
-    return LinesAbove(lines, tuple(frame.f_lasti for frame in frames), loops)
+    ids = tuple((id(frame), bool(frame.f_code.co_flags & inspect.CO_GENERATOR)) for frame in frames)
+    return LinesAbove(lines, tuple(frame.f_lasti for frame in frames), ids, loops)
 
 
 @lru_cache(maxsize=_MAX_KEPT)

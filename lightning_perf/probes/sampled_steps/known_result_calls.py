@@ -46,26 +46,27 @@ class Call:
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
         instructions: The instruction in each of these lines.
-        loops: The loops in the step that run around it, innermost first: how many of its lines lead to each, and the id
-            of its frame.
+        loops: The loops in the step that run around it, innermost first: how many of its lines lead to each, and the
+            number of its frame.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
         is_check: Whether a distribution checks its arguments by it.
         derivative: The node and the pass, if it belongs to a backward pass that is differentiated in turn.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
+        is_zeroing: Whether it multiplies by the number 0.
         producers: The operators that computed its inputs.
         passes: The weight of each backward pass through it.
     """
 
     __slots__ = (
-        "derivative", "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used", "key",
-        "lines", "loops", "origin", "passes", "producers", "weight",
+        "derivative", "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used",
+        "is_zeroing", "key", "lines", "loops", "origin", "passes", "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
-        self.has_grad = self.is_used = self.is_check = False
+        self.has_grad = self.is_used = self.is_check = self.is_zeroing = False
         self.is_listed = self.is_per_item = True
         self.derivative: tuple[int, int] | None = None
         self.instructions: tuple[int, ...] = ()
@@ -109,6 +110,7 @@ class StepCalls:
         self.recomputed_bytes = 0
         self._recomputed: list[Call] = []
         self._has_backward = False
+        self._zeroed: list[Call] = []
         self._constant_elsewhere: set[int] | None = None
 
     def add(self, call: Call) -> None:
@@ -125,14 +127,14 @@ class StepCalls:
         self._has_backward = any(call.passes for call in self.calls)
         self.zeros.node_ends()
         self._find_checks()
-        todo = [call for call in self.calls if call.is_used or call.passes]
-        for call in todo:
+        read = {one for call in self.calls if call.has_grad for one in call.producers}
+        needed = _behind(
+            [call for call in self.calls if call.is_used or (call.passes and call not in read)], past_zero=False
+        )
+        for call in _behind([call for call in self.calls if call.is_used or call.passes]):
             call.is_used = True
-        while todo:
-            unseen = [one for one in todo.pop().producers if not one.is_used]
-            for one in unseen:
-                one.is_used = True
-            todo += unseen
+            if call.is_listed and call not in needed:
+                self._zeroed.append(call)
 
     def confirm_constants(self, other: "StepCalls") -> None:
         """Let only those operators count as constant that another step has, too, with the same numbers."""
@@ -168,7 +170,9 @@ class StepCalls:
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
         again = self._derivatives_again()
-        kinds: dict[KnownKind, list[Call]] = {"checks": [], "unused": [], "constant": [], "twice": [], "frozen": []}
+        kinds: dict[KnownKind, list[Call]] = {
+            "checks": [], "unused": [], "constant": [], "twice": [], "frozen": [], "zeroed": self._zeroed,
+        }  # fmt: skip
         for call in self.calls:
             if call.is_check:
                 kinds["checks"].append(call)
@@ -304,6 +308,19 @@ class StepCalls:
             for n in range(1, len(call.lines) + 1):
                 found[call.lines[:n]] += call.weight
         return found
+
+
+def _behind(calls: Iterable[Call], past_zero: bool = True) -> set[Call]:
+    """Return operators with all that compute what they read, except, without ``past_zero``, what is multiplied by 0."""
+    found = set(calls)
+    todo = list(found)
+    while todo:
+        call = todo.pop()
+        if past_zero or not call.is_zeroing:
+            unseen = set(call.producers) - found
+            found |= unseen
+            todo += unseen
+    return found
 
 
 def _most(weights: Counter[Lines]) -> Lines:

@@ -52,6 +52,10 @@ class Function(NamedTuple):
         is_off = self.dropout is not None and (len(args) <= self.dropout or args[self.dropout] == 0.0)
         return self.draws and not is_off
 
+    def is_zeroing(self, args: Sequence[Any]) -> bool:
+        """Return whether a call multiplies by the number 0."""
+        return self.name == "aten::mul" and any(type(value) in (int, float) and value == 0 for value in args)
+
     def trains(self, args: Sequence[Any]) -> bool:
         """Return whether a call is a batch normalization that writes its running statistics."""
         return self.name in _BATCH_NORMS and len(args) > _IS_TRAINING and bool(args[_IS_TRAINING])

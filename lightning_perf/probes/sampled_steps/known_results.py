@@ -74,7 +74,7 @@ class ResultTracker:
         self._step.are_items_changed = is_batch_changed
         self._begin: tuple[nn.Module, Any] | None = (module, batch)  # until the first operator
         self._again: ResultTracker | None = None
-        self._count = count(1)
+        self._count, self._frames = count(1), dict[tuple[int, bool], int]()
         self._contents: dict[int, _Content] = {}
         self._results: dict[int, Call] = {}
         self._by_node: dict[int, Call] = {}
@@ -175,8 +175,6 @@ class ResultTracker:
                 number = torch._C._current_graph_task_id(), node._sequence_nr()
                 self._step.zeros.add(func, (args, kwargs), out, weight, number, type(node).__name__, owner)
         elif is_here:
-            if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
-                owner.is_used = True
             self._derivative = (node._sequence_nr(), torch._C._current_graph_task_id()) if node is not None else None
             number = _next_number()
             # Autograd made this operator's node just before this method was called, if it made one.
@@ -234,9 +232,16 @@ class ResultTracker:
         call.instructions, call.is_check = above.instructions, is_argument_check()
         call.derivative = self._derivative
         call.is_listed = bool(read) and function.name not in COPIES
-        call.loops = tuple(loop for loop in above.loops if loop[0] > self._n_above)
+        # A frame without which an operator was called in the meantime is another one, even if it has the same id; a
+        # generator may have been suspended.
+        suspended = {one: number for one, number in self._frames.items() if one[1]}
+        self._frames = suspended | {one: self._frames.get(one) or next(self._count) for one in above.frames}
+        call.loops = tuple((n, self._frames[above.frames[n - 1]]) for n in above.loops if n > self._n_above)
         call.is_per_item = self._is_per_item(function, read)
-        call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
+        call.is_zeroing = function.is_zeroing(args)
+        differentiated = self._by_node.get(self._derivative[0]) if self._derivative is not None else None
+        producers = (differentiated, *(self._content(tensor).call for tensor in read))
+        call.producers = tuple(one for one in producers if one is not None)
         # Also used: what is read as a number, or written to a tensor that was there before.
         call.is_used = not outs or any(self._content(tensor).call is None for tensor in written)
         self._results.setdefault(key, call)

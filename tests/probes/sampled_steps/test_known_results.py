@@ -788,3 +788,33 @@ def test_checks_of_observed_values_are_found():
         return found.log_prob(x).mean()
 
     assert follow(observe)["checks"].n_operators >= 1
+
+
+def penalized(weight):
+    def step(net, x):
+        x = x.clone().requires_grad_()
+        y = net.trained(net.trained(x).tanh()).sum(1)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.square().mean() + weight * (slope.norm(dim=1) - 1).square().mean()
+
+    return step
+
+
+def test_what_is_multiplied_by_zero_is_found_with_its_derivatives() -> None:
+    found = follow(penalized(0.0))["zeroed"]
+    assert found.n_operators == 7  # three of the derivative, norm, difference, square and mean
+    assert found.backward_part > 0.3
+    assert found.site.startswith("test_known_results.py:")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        penalized(0.1),
+        lambda net, x: (y := net.trained(x)).square().mean() + 0.0 * y.sum(),
+        lambda net, x: net.trained(x).square().mean() + float(y := net.trained(x).tanh().mean()) + 0.0 * y,
+    ],
+)
+def test_what_something_else_uses_is_not_taken_for_zero(step) -> None:
+    found = follow(step).get("zeroed")
+    assert found is None or found.n_operators <= 1
