@@ -40,6 +40,13 @@ def steps_text(session: Session, n: int) -> str:
     return number_of(n, "step") if session.run.stage == "fit" else number_of(n, "batch", "batches")
 
 
+def step_counter(session: Session) -> str:
+    """Return the attribute of the Trainer that counts steps; ``global_step`` only if each step is an optimizer step."""
+    trainer = session.settings.trainer
+    is_each = (trainer.accumulate_grad_batches or 1) == 1 and trainer.is_automatic_optimization is not False
+    return "global_step" if is_each else "fit_loop.total_batch_idx"
+
+
 def mean_phase_s(stage: StageTimes, name: str) -> float | None:
     """Return the mean seconds per usual step in a phase, from the timeline; None without one.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lightning_perf.records import Evidence, Finding, Session, StageTimes
+from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, make_finding, removal_finding
 from lightning_perf.rules.logging_cost import (
     log_every,
@@ -13,7 +13,7 @@ from lightning_perf.rules.logging_cost import (
     step_rows_part,
 )
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, share_of, steady_of, step_counter
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_computing_what_is_logged
 from lightning_perf.rules.wording import percent
@@ -58,7 +58,7 @@ def check(session: Session) -> Finding | None:
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
     off_bar = _OFF_BAR if session.settings.trainer.prog_bar_metrics else None
-    by_hand = once or _BY_HAND
+    by_hand = once or _by_hand(session)
     how = _how(interval if once is None else None, share_of(others) > writing_share)
     saved_s = share * steady.span_s
     rows_part = min(1.0, writing_share / share)
@@ -106,15 +106,19 @@ _OFF_BAR = fix(
     treatment="prog-bar-off",
     code='self.log("train_loss", loss, prog_bar=False)',
 )
-_BY_HAND = fix(
-    f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
-    "minutes",
-    code=(
-        f"if self.global_step % {LOG_EVERY_STEPS} == 0:\n"
-        '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
-        '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
-    ),
-)
+
+
+def _by_hand(session: Session) -> Prescription:
+    counter = step_counter(session)
+    return fix(
+        f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
+        "minutes",
+        code=(
+            f"if self.{counter if counter == 'global_step' else f'trainer.{counter}'} % {LOG_EVERY_STEPS} == 0:\n"
+            '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
+            '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
+        ),
+    )
 
 
 def _how(interval: int | None, is_collecting: bool) -> str:

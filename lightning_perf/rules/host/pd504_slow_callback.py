@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, NamedTime, Prescription, Session, St
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of, step_counter
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
 from lightning_perf.rules.wording import called, duration, percent
 
@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
-        prescriptions=_advice(f"{name}.{worst.hook}", worst, session.run.stage == "fit"),
+        prescriptions=_advice(f"{name}.{worst.hook}", worst, session),
         timed=claims_of(times, steady.span_s),
         left=1 - worst.share * (1 - _remaining_part(worst, steady)) / share,
         left_least=0.0,
@@ -72,7 +72,7 @@ def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
     return 1 / min(n_times, max(1, time.n_calls))
 
 
-def _advice(name: str, worst: NamedTime, is_fit: bool) -> Prescription:
+def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
     """Recommend to run a hook less often, or to move its work to the loader where it prepares the batch."""
     if worst.phase == "transfer":
         return fix(
@@ -81,11 +81,11 @@ def _advice(name: str, worst: NamedTime, is_fit: bool) -> Prescription:
         )
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
         return _TIMER
-    is_in_steps = _is_in_steps(worst)
+    is_in_steps, is_fit = _is_in_steps(worst), session.run.stage == "fit"
     if not is_in_steps and not is_fit:  # evaluation is a single epoch
         return fix(f"make {name} faster", "minutes")
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, is_fit))
+    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, session))
 
 
 _TIMER = fix(
@@ -99,10 +99,13 @@ _TIMER = fix(
 )
 
 
-def _code(name: str, worst: NamedTime, is_in_steps: bool, is_fit: bool) -> str:
-    if is_in_steps and (not is_fit or "validation" in worst.hook):  # the global step does not change in evaluation
+def _code(name: str, worst: NamedTime, is_in_steps: bool, session: Session) -> str:
+    is_evaluation = session.run.stage != "fit" or "validation" in worst.hook
+    if is_in_steps and is_evaluation:  # the global step does not change in it
         return f"# around the costly part of {name}\nif batch_idx % {LOG_EVERY_STEPS} == 0:\n    ..."
-    counted = f"global_step % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
+    is_per_batch = "batch" in worst.hook or "backward" in worst.hook  # others are called once per optimizer step
+    counter = step_counter(session) if is_per_batch else "global_step"
+    counted = f"{counter} % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
         return f"# in {name}\nif trainer.{counted} != 0:\n    return"
     # Hooks of a module do not receive the Trainer, and some must return their input, so they cannot return early.
