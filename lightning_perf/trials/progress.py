@@ -11,7 +11,7 @@ from lightning_perf.records import Arm, ArmRun, Session, Trial
 from lightning_perf.reports.sections.machine import other_programs_fact
 from lightning_perf.reports.sections.trials import MEASUREMENT, baseline_noise
 from lightning_perf.reports.wording import line, seconds
-from lightning_perf.trials.rounds import PlannedRun
+from lightning_perf.trials.rounds import MIN_ROUNDS, PlannedRun
 from lightning_perf.trials.trial import State
 
 
@@ -46,6 +46,8 @@ class Progress:
         named = [one.treatment for one in state.plan.candidates or ()]
         names = ", ".join([*named, *["the fastest batch size"] * state.plan.finds_batch]) or "nothing"
         often = f"{trial.repeats} runs each, fewer if results are clear, more if not"
+        if trial.repeats < MIN_ROUNDS:
+            often = f"1 run each, too few for a verdict (--repeats {MIN_ROUNDS})"
         self.console.print(f"To try: {names}; {trial.steps} steps a run, {often}")
         for name, reason in trial.not_tried.items():
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")

@@ -43,7 +43,9 @@ from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
 from lightning_perf.treatments.specs import all_treatments
 from lightning_perf.trials.progress import Progress
-from lightning_perf.trials.rounds import PlannedRun
+from lightning_perf.trials.rounds import Plan, PlannedRun
+from lightning_perf.trials.sizes import Sizes
+from lightning_perf.trials.trial import Options, State
 from reports.comparisons import alike
 from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved
 from reports.trials import climbed
@@ -262,6 +264,20 @@ def test_trial_warns_once_when_the_second_baseline_run_differs(tmp_path: Path) -
         progress.ran(trial.runs[-1], trial)
     assert stream.getvalue().count("Not measurable now") == 1
     assert "Ctrl-C ends the trial" in stream.getvalue()
+
+
+SIZES = Sizes(steps=60, block_steps=20, basis="steps", expected_s=1.0)
+
+
+def test_trial_says_that_one_run_each_is_too_few_when_it_starts(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.console.file = stream = io.StringIO()
+    for repeats in (1, 2):
+        trial = msgspec.structs.replace(noisy(0.25), repeats=repeats)
+        progress.planned(starved(), State(options=Options(command=()), trial=trial, plan=Plan(), sizes=SIZES))
+    text = " ".join(stream.getvalue().split())
+    assert "1 run each, too few for a verdict (--repeats 2)" in text
+    assert "2 runs each, fewer if results are clear, more if not" in text
 
 
 def test_trial_promises_no_number_of_runs_when_results_decide_it(tmp_path: Path) -> None:

@@ -83,8 +83,17 @@ def test_facts_say_so_when_figures_are_of_whole_epochs() -> None:
 
 
 def test_headline_reports_no_speedup_when_the_baseline_is_best() -> None:
-    assert trial_rows.headline(fruitless()) == "No treatment made this training measurably faster"
+    baseline, arm = fruitless().arms
+    same = msgspec.structs.replace(arm, verdict="no_change", speedup=Interval(value=1.0, low=0.99, high=1.01))
+    trial = msgspec.structs.replace(fruitless(), arms=(baseline, same))
+    assert trial_rows.headline(trial) == "No treatment made this training measurably faster"
     assert trial_rows.pasted(fruitless()) == []
+
+
+def test_headline_has_the_reason_when_nothing_was_compared() -> None:
+    headline = trial_rows.headline(fruitless())
+    assert headline == "No treatment was compared with the baseline: an interval needs 2 runs of each arm"
+    assert not any("noise" in fact for fact in trial_rows.trial_facts(fruitless()))
 
 
 def test_headline_has_the_reason_when_the_baseline_failed() -> None:

@@ -106,6 +106,9 @@ def headline(trial: Trial) -> str:
         return "Lightning's cost was not measured" if is_asked else "No treatment was measured"
     if noise:
         return noise
+    if not any(arm.speedup is not None for arm in _treatments(trial)):
+        reason = next((arm.reason for arm in _treatments(trial) if arm.verdict != "failed"), "all failed")
+        return f"No treatment was compared with the baseline: {line(reason, 300)}"
     return "No treatment made this training measurably faster"
 
 
@@ -132,6 +135,8 @@ def trial_facts(trial: Trial) -> list[str]:
     if trial.basis == "wall":
         facts.append("whole epochs, including time between steps")
     facts.append(seconds(trial.wall_s))
+    if trial.aa is None and len([run for run in trial.runs if run.arm in _PAIR and run.block_means_s]) < 2:
+        return facts  # nothing shows the noise
     pair = f", A/A pair {times(trial.aa.value)} ({interval_text(trial.aa)})" if trial.aa is not None else ""
     facts.append(f"noise ±{share(trial.noise_band, decimals=1)}{pair}")
     return facts
