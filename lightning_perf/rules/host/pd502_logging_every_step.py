@@ -57,7 +57,7 @@ def check(session: Session) -> Finding | None:
     can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
-    off_bar = _OFF_BAR if session.settings.trainer.prog_bar_metrics else None
+    off_bar = _OFF_BAR if _bar_metrics(session) else None
     by_hand = once or _by_hand(session)
     how = _how(interval if once is None else None, share_of(others) > writing_share)
     saved_s = share * steady.span_s
@@ -96,8 +96,14 @@ def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Ev
         if n_rows := n_rows_of(times):
             each_s = sum(time.total_s for time in times) / n_rows
             yield fact(f"time per row written by {name}", each_s, "s", n=n_rows)
-    if trainer.prog_bar_metrics:
-        yield fact("metrics on the progress bar", trainer.prog_bar_metrics, "count")
+    if n_shown := _bar_metrics(session):
+        yield fact("metrics on the progress bar", n_shown, "count")
+
+
+def _bar_metrics(session: Session) -> int:
+    """Return the number of metrics that a progress bar shows; without a bar, ``prog_bar=True`` costs nothing."""
+    trainer = session.settings.trainer
+    return trainer.prog_bar_metrics or 0 if trainer.progress_bar is not None else 0
 
 
 _OFF_BAR = fix(
