@@ -118,7 +118,7 @@ def applied_fact(session: Session) -> str:
             continue
         name, code = line(one.treatment, 60), line(one.finding, 16)
         if one.status == "applied":
-            texts.append(f"{name} from epoch {one.epoch} on, as {code} recommends; figures include the time before")
+            texts.append(f"{name} from epoch {one.epoch} on ({code}); figures include the time before")
         else:
             texts.append(f"{name} was refused: {line(one.reason, 200)}")
     return "; ".join(texts)
