@@ -93,11 +93,8 @@ class FsdpCheckpointing(Treatment):
         "longer, so it pays only if a larger batch, or any batch, then fits."
     )
     conflicts = frozenset({"activation-checkpointing"})
-    code = (
-        "from lightning.pytorch.strategies import FSDPStrategy\n"
-        "# Block is the class of your repeated blocks\n"
-        "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))"
-    )
+    code = "from lightning.pytorch.strategies import FSDPStrategy\n# Block is the class of your repeated blocks"
+    trainer_code: ClassVar = {"strategy": "FSDPStrategy(activation_checkpointing_policy={Block})"}
 
     def applies_to(self, session: Session) -> str | None:
         return _why_not("FSDP", session)

@@ -1,7 +1,7 @@
 """Treatments written as Trainer flags, loader arguments, Python code and LightningCLI YAML."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -43,6 +43,7 @@ def prescription(
     loader: dict[str, Any] = {}
     environment: dict[str, str] = {}
     statements: list[str] = []
+    completed: dict[str, str] = {}
     # As in the Applier, those that depend on the loader come last, and see what the others set.
     for spec in sorted((with_default(spec, session) for spec in specs), key=lambda spec: spec.treatment.needs_loader):
         treatment, value = spec.treatment, spec.value
@@ -52,6 +53,7 @@ def prescription(
         for name, one in treatment.trainer_objects(value).items():
             objects[name] = merged(objects.get(name, one), one)
         loader.update(treatment.loader_args(value, session))
+        completed.update(treatment.trainer_code)
         environment.update(treatment.environment(value))
         statements += filter(None, [treatment.statements(value)])
     loader = {name: value for name, value in loader.items() if name not in without}
@@ -61,8 +63,8 @@ def prescription(
         setting = " ".join(f"{name}={value}" for name, value in environment.items())
         lines.append(f"# start with: {setting} python train.py")
     lines += [*imports_of(objects), *statements]
-    if trainer:
-        lines.append(f"Trainer(..., {_keywords(trainer)})")
+    if trainer or completed:
+        lines.append(f"Trainer(..., {_keywords(trainer, completed)})")
     if loader:
         call = next((one.call for one in train_loaders(session)), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
@@ -122,8 +124,9 @@ def cli_name(name: str, value: Any) -> str:
     return f"{name}+" if isinstance(value, list) else name
 
 
-def _keywords(arguments: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={code_of(value)}" for name, value in arguments.items())
+def _keywords(arguments: dict[str, Any], completed: Mapping[str, str] = {}) -> str:
+    written = {**{name: code_of(value) for name, value in arguments.items()}, **completed}
+    return ", ".join(f"{name}={value}" for name, value in written.items())
 
 
 def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:

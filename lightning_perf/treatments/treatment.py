@@ -38,6 +38,7 @@ class Treatment:
         trainer_flag: Argument of ``Trainer`` that it sets.
         loader_argument: Argument of ``DataLoader`` that it sets.
         setting: What the argument is set to; None for the treatment's value.
+        trainer_code: Arguments of ``Trainer`` as Python code that only the user can complete.
         code: Python lines to write besides ``Trainer(...)`` and ``DataLoader(...)``, whatever the value; empty if none.
     """
 
@@ -59,6 +60,7 @@ class Treatment:
     trainer_flag: ClassVar[str] = ""
     loader_argument: ClassVar[str] = ""
     setting: ClassVar[Any] = None
+    trainer_code: ClassVar[dict[str, str]] = {}
     code: ClassVar[str] = ""
 
     # -- for a session ------------------------------------------------------------

@@ -50,6 +50,14 @@ def test_strategy_is_written_with_its_policy_when_fsdp_checkpoints() -> None:
     assert "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))" in code
 
 
+def test_one_line_sets_all_flags_when_fsdp_also_checkpoints() -> None:
+    written = prescription(parse_all("fsdp,fsdp-checkpointing,precision-bf16"))
+    policy = "FSDPStrategy(activation_checkpointing_policy={Block})"
+    assert written.code.count("Trainer(") == 1
+    assert f'Trainer(..., strategy={policy}, precision="bf16-mixed")' in written.code
+    assert yaml.safe_load(written.yaml) == {"trainer": {"strategy": "fsdp", "precision": "bf16-mixed"}}
+
+
 def test_classes_are_of_the_package_of_the_trainer() -> None:
     trainer = TrainerSettings(package="pytorch_lightning")
     session = msgspec.structs.replace(SESSION, settings=Settings(trainer=trainer))
