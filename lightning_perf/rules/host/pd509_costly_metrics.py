@@ -4,7 +4,7 @@ from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import phase_s, steady_of, step_counter
 from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent
@@ -22,6 +22,9 @@ def check(session: Session) -> Finding | None:
     worst = found[0]
     claims: dict[str, float] = {}
     code = f"# {worst.line.file}:{worst.line.line}\n" if worst.line.file else ""
+    # Users name the parameter of training_step as they like; hooks of callbacks have a self without a Trainer.
+    is_step = session.run.stage == "fit" and not worst.line.function.startswith("on_")
+    counter = f"self.trainer.{step_counter(session)}" if is_step else "batch_idx"
     for time in found:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.high_s
     return timed_finding(
@@ -36,7 +39,7 @@ def check(session: Session) -> Finding | None:
                 f"call the metric every {METRIC_EVERY_STEPS} steps: it then covers one batch in {METRIC_EVERY_STEPS}",
                 "one line",
                 "semantics",
-                code=f"{code}if batch_idx % {METRIC_EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
+                code=f"{code}if {counter} % {METRIC_EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
             ),
             fix("call update() in the step and compute() once at the end of the epoch", "minutes"),
         ),
