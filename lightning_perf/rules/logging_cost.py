@@ -12,6 +12,7 @@ from .thresholds import (
     LOG_FREQUENT_STEPS,
     LOG_MAX_STEPS,
     LOG_TARGET_SHARE,
+    MANY,
     SLOW_CALL_S,
     SLOW_FREQUENT_CALL_S,
 )
@@ -29,9 +30,26 @@ def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
     return [time for time in times if call_s(time) >= bound_s]
 
 
-def longer_interval(n_steps: int, share: float) -> int:
-    """Return the interval to recommend if logging every ``n_steps`` steps takes this share of the time."""
-    return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), LOG_MAX_STEPS)
+def longer_interval(n_steps: int, share: float, session: Session) -> int:
+    """Return the interval to recommend if logging every ``n_steps`` steps takes this share of the time.
+
+    The run then writes at least ``MANY`` rows, unless Lightning's default writes fewer.
+    """
+    longest, n_planned = int(LOG_MAX_STEPS), _planned_steps(session)
+    if n_planned:
+        longest = min(longest, max(int(LOG_EVERY_STEPS), 10 * (n_planned // (10 * MANY))))
+    return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), longest)
+
+
+def _planned_steps(session: Session) -> int | None:
+    """Return the optimizer steps of the whole run, the same in all of its diagnoses; None if unknown."""
+    trainer, run = session.settings.trainer, session.run
+    if run.status == "finished":
+        return run.n_optimizer_steps
+    if (trainer.max_steps or 0) > 0:
+        return trainer.max_steps
+    n_epochs = max(trainer.max_epochs or 0, 0)
+    return (run.n_optimizer_steps or 0) * n_epochs // run.n_epochs if run.n_epochs else None
 
 
 def n_rows_of(times: Iterable[NamedTime]) -> int:

@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
     others = [time for time in collecting if time.hook != PER_ROW]
     kept_share = share_of(time for time in others if time.hook)
     interval = session.settings.trainer.log_every_n_steps
-    wanted = longer_interval(interval or 1, share)
+    wanted = longer_interval(interval or 1, share, session)
     part = 1 - (interval or 1) / wanted  # fraction of the rows that the longer interval leaves out
     once = log_once(session)
     can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS

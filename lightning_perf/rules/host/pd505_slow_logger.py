@@ -27,7 +27,7 @@ def check(session: Session) -> Finding | None:
         return None
     worst = max(times, key=lambda time: time.share)
     interval = session.settings.trainer.log_every_n_steps or 1
-    wanted = longer_interval(interval, share)
+    wanted = longer_interval(interval, share, session)
     in_steps = max(0.0, 1 - LOGGER_ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
     in_steps = min(in_steps, step_rows_part(steady, interval, worst.n_calls))
     first = log_once(session)
