@@ -92,6 +92,10 @@ class LoaderWorkers(LoaderTreatment):
         cores = min(whole_cores_per_rank(session), MAX_DEFAULT_WORKERS, *shards)
         return Workers(cores - 1 if loaders and loaders[0].num_workers == cores and cores > 1 else cores)
 
+    def excluded_by(self, value: Workers | None) -> frozenset[str]:
+        is_without = value is not None and value.n == 0
+        return frozenset({"loader-persistent", "loader-prefetch"}) if is_without else self.conflicts
+
     def loader_args(self, value: Workers, session: Session | None = None) -> dict[str, Any]:
         # Without workers, a DataLoader refuses persistent_workers=True.
         arguments: dict[str, Any] = {"num_workers": value.n, "persistent_workers": value.n > 0}

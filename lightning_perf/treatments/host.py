@@ -132,6 +132,9 @@ class ProgBarOff(Treatment):
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         return {"enable_progress_bar": False} if value == "bar" else {}
 
+    def excluded_by(self, value: Any) -> frozenset[str]:
+        return frozenset({"progress-refresh"}) if value == "bar" else self.conflicts
+
     def statements(self, value: Any) -> str:
         return "" if value == "bar" else "self.log(..., prog_bar=False)  # instead of prog_bar=True"
 

@@ -97,7 +97,7 @@ def check_together(specs: Sequence[TreatmentSpec], session: Session | None = Non
             raise ConfigError(f"{treatment_id} is named {ids.count(treatment_id)} times; expected each treatment once")
     for spec in specs:
         for other in specs:
-            if other.treatment.id in spec.treatment.conflicts:
+            if other.treatment.id in spec.treatment.excluded_by(spec.value):
                 raise ConfigError(f"{spec.text} and {other.text} exclude one another; leave one of them out")
     _check_clipping(ids, session)
 

@@ -78,6 +78,10 @@ class Treatment:
         given = arguments.get(self.trainer_flag or self.loader_argument, prescription.value)
         return self.default if given is None else self.parse_value(str(given))
 
+    def excluded_by(self, value: Any) -> frozenset[str]:
+        """Return the ids of treatments that cannot be combined with this value."""
+        return self.conflicts
+
     def live_cost_s(self, session: Session) -> float:
         """Return the seconds that applying it during the run takes, as far as the session shows."""
         return 0.0

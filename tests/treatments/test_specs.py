@@ -56,6 +56,16 @@ def test_parse_names_close_ids_when_there_is_no_such_treatment() -> None:
         parse("zzzz")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["prog-bar-off=bar,progress-refresh=5", "loader-prefetch=4,loader-workers=0", "loader-workers=0,loader-persistent"],
+)
+def test_values_are_refused_together_when_lightning_or_torch_refuses_them(text: str) -> None:
+    with pytest.raises(ConfigError, match="exclude one another"):
+        parse_all(text)
+    assert len(parse_all(text.replace("=bar", "=metrics").replace("=0", "=2"))) == 2
+
+
 def test_parse_all_reads_text_with_commas_and_lists_alike() -> None:
     assert parse_all("precision-bf16, loader-workers=2,") == parse_all(["precision-bf16", "loader-workers=2"])
     assert parse_all("") == ()
