@@ -141,9 +141,17 @@ class RunReports:
             return
         # If a write fails, each later write of the user's raises too: torch's writer does not recover.
         require_free_space(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
-        tensorboard_report.write_scalars(writer, session, step)
-        tensorboard_report.write_text(writer, session, step)
-        self._session_writers.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
+        session_writer = self._session_writers.setdefault(id(logger), tensorboard_report.SessionWriter())
+        if step != session_writer.step:  # the run's end may be that of its last epoch
+            tensorboard_report.write_scalars(writer, session, step)
+            tensorboard_report.write_text(writer, session, step)
+        session_writer.write(writer, session, step)
+
+    def _end_events(self, session: Session) -> None:
+        """Write the last session to event files; a hosted service gets it by ``upload``."""
+        step = seams.logged_step(self._trainer)
+        for logger in self._trainer.loggers:
+            self._write_events(logger, session, step)
 
     def news(self, text: str) -> None:
         """Print one line, unless nothing is printed."""
@@ -207,6 +215,8 @@ class RunReports:
         for name in formats.RUN_FORMATS:
             if name in reports and not seams.is_preempted(self._trainer):
                 self._probes.call(name, self._write_report, name, session)
+        if "tensorboard" in reports and session.run.stage == "fit" and _has_content(session):
+            self._probes.call("tensorboard", self._end_events, session)
         # Record reports that failed.
         if len(failures) > len(session.probes_off):
             session = diagnose(session)

@@ -60,10 +60,14 @@ class SessionWriter:
     """Writer of sessions as summaries of the PERFDOCTOR tab, which then needs only the event file of a run.
 
     Each summary holds the whole session, and event files only grow. So after ``EVENT_BYTES``, the number of reports
-    doubles from one summary to the next. ``perf_session.json`` always holds the last session.
+    doubles from one summary to the next. The session of a run that ended is always written.
+
+    Attributes:
+        step: Of the last report; None before the first.
     """
 
     def __init__(self) -> None:
+        self.step: int | None = None
         self._n_reports = 0
         self._next = 0
         self._n_bytes = 0
@@ -76,8 +80,10 @@ class SessionWriter:
         file_writer = getattr(writer, "_get_file_writer", None)
         if file_writer is None:
             return False
+        self.step = step
         self._n_reports += 1
-        if self._n_bytes > EVENT_BYTES and self._n_reports < self._next:
+        is_running = session.run.status == "running"
+        if is_running and self._n_bytes > EVENT_BYTES and self._n_reports < self._next:
             return False
         from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightning_perf.records import Distribution, Interval, Overhead, from_json
+from lightning_perf.records import Distribution, Interval, Overhead, Session, from_json
 from lightning_perf.reports import tensorboard
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.tensorboard import SessionWriter, scalars, write_scalars, write_text, write_trial
@@ -105,13 +105,24 @@ def test_session_writer_writes_the_whole_session_for_the_tab() -> None:
     assert from_json(value.tensor.string_val[0], "the summary") == starved()
 
 
+def running() -> Session:
+    return msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, status="running"))
+
+
 def test_session_writer_writes_ever_more_rarely_once_it_has_written_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "EVENT_BYTES", 3 * len(starved().to_json()) // 2)
     writer, sessions = FakeFileWriter(), SessionWriter()
-    written = [i for i in range(1, 65) if sessions.write(writer, starved(), i)]
+    written = [i for i in range(1, 65) if sessions.write(writer, running(), i)]
     assert written[:2] == [1, 2]
     assert len(written) <= 10
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(written))
+
+
+def test_session_writer_always_writes_the_session_of_a_run_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "EVENT_BYTES", 0)
+    sessions = SessionWriter()
+    assert [sessions.write(FakeFileWriter(), running(), 1) for _ in range(3)] == [True, True, False]
+    assert sessions.write(FakeFileWriter(), starved(), 1)
 
 
 def test_session_writer_leaves_a_writer_that_hides_its_file() -> None:

@@ -6,7 +6,7 @@ import copy
 import csv
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from lightning_perf import PerfDoctor, run_reports
+from lightning_perf.records import from_json
 
 from .conftest import Make, assert_adds_up, assert_nothing_left
 from .models import Tiny, loader
@@ -322,6 +323,35 @@ def test_tensorboard_gets_scalars_and_text(make_trainer: Make, tmp_path: Path) -
     assert any(tag.startswith("perf/share/") for tag in events.Tags()["scalars"])
     assert "perf/diagnosis/text_summary" in events.Tags()["tensors"]
     assert (Path(trainer.logger.log_dir) / "perf_session.json").exists()
+
+
+class Raises(Callback):
+    """Raises in a step of the second epoch."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 11:
+            raise RuntimeError("planted")
+
+
+@pytest.mark.usefixtures("all_reports")
+@pytest.mark.parametrize(("callbacks", "end", "steps"), [([], ("finished", 16), [8, 16]),
+                                                         ([Raises()], ("failed", 11), [8, 11])])  # fmt: skip
+def test_event_file_ends_with_the_session_of_the_whole_run(
+    make_trainer: Make, tmp_path: Path, callbacks: list[Callback], end: tuple[str, int], steps: list[int]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    doctor = PerfDoctor()
+    trainer = make_trainer(doctor, *callbacks, logger=TensorBoardLogger(tmp_path), max_epochs=2)
+    with suppress(RuntimeError):
+        trainer.fit(Tiny(), loader())
+    events = EventAccumulator(trainer.logger.log_dir)
+    events.Reload()
+    last = events.Tensors(f"perfdoctor/{doctor.session.run.id}")[-1]
+    session = from_json(last.tensor_proto.string_val[0], "the event file")
+    assert (session.run.status, session.run.n_steps) == end
+    assert [each.step for each in events.Scalars("perf/step_ms/p50")] == steps
+    assert len(list(Path(trainer.logger.log_dir).glob("events.*"))) == 1
 
 
 def test_logger_without_room_for_attributes_is_left_alone(make_trainer: Make) -> None:
