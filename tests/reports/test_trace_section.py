@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from rules.session_builder import build_trace
 
-from lightning_perf.records import Startup
+from lightning_perf.records import MatrixShape, Startup
 from lightning_perf.reports.console import to_text
+from lightning_perf.reports.document import Table
 from lightning_perf.reports.render.markdown import render
-from lightning_perf.reports.sections.trace import trace_documents, trace_facts
+from lightning_perf.reports.sections.trace import operator_parts, trace_documents, trace_facts
 
 
 def test_trace_is_drawn_when_steps_have_different_categories_and_start_up_has_no_calls() -> None:
@@ -39,6 +40,15 @@ def test_counts_are_of_the_trace_when_it_has_no_steps() -> None:
     facts = dict(trace_facts(build_trace({"n_steps": 0})))
     assert "in the trace" in facts["kernels"]
     assert "per step" in dict(trace_facts(build_trace({})))["kernels"]
+
+
+def test_shapes_have_no_columns_of_the_device_when_the_trace_has_none() -> None:
+    shape = MatrixShape(operator="aten::mm", shapes="[8,64] x [64,256]", dtype="float", calls=3, host_s=1e-3,
+                        device_s=0.0, is_aligned=True)  # fmt: skip
+    for is_cpu in (False, True):
+        record = msgspec.structs.replace(build_trace({}, is_cpu=is_cpu), matrix_shapes=(shape,))
+        [shapes] = [part for part in operator_parts(record) if isinstance(part, Table) and part.key == "matrix-shapes"]
+        assert ("fits tensor cores" in shapes.heads, "device" in shapes.heads) == (not is_cpu, not is_cpu)
 
 
 def test_title_calls_the_device_unnamed_when_the_trace_does_not_name_it() -> None:

@@ -244,8 +244,9 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
                 bars="device self" if on_device else "host self", bars_min_width=PAGE)  # fmt: skip
     yield _operator_memory_table(record)
     rows = [
-        (each.operator, each.shapes, each.dtype, number(each.calls), seconds(each.host_s), seconds(each.device_s),
-         "" if each.is_aligned is None else "yes" if each.is_aligned else "no")
+        (each.operator, each.shapes, each.dtype, number(each.calls), seconds(each.host_s),
+         seconds(each.device_s if on_device else None),
+         "" if each.is_aligned is None or not on_device else "yes" if each.is_aligned else "no")
         for each in record.matrix_shapes
     ]  # fmt: skip
     heads = ("operator", "shapes", "dtype", "calls", "host", "device", "fits tensor cores")
