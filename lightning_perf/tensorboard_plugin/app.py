@@ -313,6 +313,7 @@ def _listed(entry: Entry) -> dict[str, Any]:
         "id": entry.id,
         "label": wording.line(entry.label, 400),
         "kind": entry.kind,
+        "stage": wording.line(head.run.stage, 16) if head is not None else "",
         "stamp": entry.stamp,
         "status": wording.line(head.run.status, 16) if head is not None else "",
         "started_at": wording.line(head.run.started_at, 40) if head is not None else "",

@@ -251,6 +251,8 @@ def test_diff_compares_with_the_previous_run_and_never_shows_an_older_run_as_new
         changed["run"] |= {"id": name, "started_at": f"2026-01-0{day}T00:00:00Z"}
         (tmp_path / "logs" / name).mkdir(parents=True)
         (tmp_path / "logs" / name / "perf_session.json").write_text(json.dumps(changed))
+    changed["run"] |= {"id": "validated", "stage": "validate", "started_at": "2026-01-02T12:00:00Z"}
+    (tmp_path / "logs" / "second" / "perf_session_validate.json").write_text(json.dumps(changed))
     with tensorboard(tmp_path / "logs", tmp_path / "tensorboard.log") as board:
         browser.open(board.tab)
         browser.find("main[data-view=overview]")

@@ -67,11 +67,12 @@ async function poll() {
 
 const time = (id) => state.runs.find((run) => run.id === id)?.time ?? 0;
 
-// The default base of a comparison: the previous run of the same kind, else the next one.
+// The default base of a comparison: the previous run of the same kind and stage, else the next one.
 function other() {
-  const kind = state.runs.find((run) => run.id === state.run)?.kind === 'traces';
+  const kind = (run) => (run.kind === 'traces' ? 'traces' : run.stage || 'fit');
+  const mine = state.runs.filter((run) => run.id === state.run).map(kind)[0];
   const rest = state.runs.filter((run) => run.id !== state.run && !run.error);
-  const alike = rest.filter((run) => (run.kind === 'traces') === kind);
+  const alike = rest.filter((run) => kind(run) === mine);
   const latest = (runs) => runs.reduce((one, run) => (one && one.time >= run.time ? one : run), null);
   const isEarlier = (run) => run.time <= time(state.run);
   const next = (runs) => runs.reduce((one, run) => (one && one.time <= run.time ? one : run), null);
