@@ -11,6 +11,7 @@ import msgspec
 
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE
 from lightning_perf.records.files import as_text, read_regular
+from lightning_perf.records.session import SCHEMA_VERSION
 
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """File names of ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor."""
@@ -54,6 +55,7 @@ class Head(msgspec.Struct, frozen=True):
         loaders: tuple[Loader, ...] = ()
 
     run: Run
+    schema_version: int = 1
     windows: tuple[Window, ...] = ()
     trials: tuple[Trial, ...] = ()
     settings: Settings = Settings()
@@ -207,7 +209,9 @@ class Catalogue:
         key = (path, stamp)
         if key not in self._heads:
             try:
-                self._heads[key] = (_decode_head(read_regular(path)), "")
+                head = _decode_head(read_regular(path))
+                is_newer = head.schema_version > SCHEMA_VERSION
+                self._heads[key] = (head, "written by a newer lightning-perf" if is_newer else "")
             except FileNotFoundError:
                 return None, ""
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -604,6 +604,13 @@ def test_a_corrupt_session_does_not_take_the_others_down(tab: Open, tmp_path: Pa
     assert one.blocks("overview", "good/perf_session.json")
 
 
+def test_a_session_of_a_newer_version_is_listed_as_unreadable(tab: Open, tmp_path: Path) -> None:
+    path = save(starved(), tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 999}))
+    [run] = tab().json("runs")["runs"]
+    assert run["error"] == "written by a newer lightning-perf"
+
+
 def test_a_number_that_is_none_is_no_number_in_the_answer(tab: Open, tmp_path: Path) -> None:
     bad = starved()
     assert bad.steady is not None
