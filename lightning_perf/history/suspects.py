@@ -1,7 +1,7 @@
 """Find what changed between fast and slow runs, and rank the changes by how well they explain the difference."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -144,18 +144,30 @@ def changes(before: Session, after: Session) -> tuple[Difference, ...]:
 
 def differences(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Difference, ...]:
     """Return what differs between the ``settings_of`` two runs."""
-    paths = [path for path in {**base, **new} if base.get(path, "None") != new.get(path, "None")]
+    paths = [path for path in _paths((base, new)) if base.get(path, "None") != new.get(path, "None")]
     return tuple(
         Difference(name=_name(path), base=base.get(path), new=new.get(path)) for path in sorted(paths, key=_rank)
     )
+
+
+def _paths(runs: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield the paths of all runs; of a loader that only some of them have, only the class of its dataset."""
+    loaders = [{_loader(path) for path in each} for each in runs]
+    for path in dict.fromkeys(path for each in runs for path in each):
+        if _end(path) == "dataset_class" or all(_loader(path) in each for each in loaders):
+            yield path
+
+
+def _loader(path: str) -> str:
+    """Return the loader of a setting, by its stage; empty for other settings."""
+    return path.split(".")[2] if path.startswith("settings.loaders.") else ""
 
 
 def suspects(base: Sequence[Session], new: Sequence[Session], comparison: Comparison) -> list[Suspect]:
     """Return what differs between two groups of runs, beginning with the best explanation of slower phases."""
     grown = {one.name: max(0.0, (one.new_s or 0.0) - (one.base_s or 0.0)) for one in comparison.times[2:]}
     before, after = [settings_of(session) for session in base], [settings_of(session) for session in new]
-    paths = dict.fromkeys(path for each in (*before, *after) for path in each)
-    found = [_suspect(path, before, after, grown) for path in sorted(paths, key=_rank)]
+    found = [_suspect(path, before, after, grown) for path in sorted(_paths((*before, *after)), key=_rank)]
     if any(each.name == "num_workers" and each.new == "0" for each in found):  # loader-workers alone can be tried
         found = [msgspec.structs.replace(each, treatment="") if each.name in _NEED_WORKERS else each for each in found]
     return sorted((each for each in found if each.base != each.new), key=lambda each: -round(each.score, 1))

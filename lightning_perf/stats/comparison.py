@@ -70,7 +70,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
         times=_times((before, after), scales, noise),
         figures=tuple(_figures(before, after)),
         findings=tuple(_findings(before, after)),
-        settings=tuple(_differences("settings", before[0].settings, after[0].settings)),
+        settings=tuple(_differences("settings", *_compared_settings(before[0], after[0]))),
         environment=tuple(_environment(before[0], after[0])),
         trials=tuple(_trials(before, after)),
         run_noise_fraction=noise,
@@ -315,6 +315,16 @@ def _environment(before: Session, after: Session) -> Iterator[Difference]:
     yield from _differences("machine", before.machine, after.machine)
     for name in ("world_size", "lightning_perf"):
         yield from _differences(f"run.{name}", getattr(before.run, name), getattr(after.run, name))
+
+
+def _compared_settings(before: Session, after: Session) -> list[Any]:
+    """Return the settings of two runs; a loader that only one of them has is one value."""
+    sides = [msgspec.to_builtins(each.settings) for each in (before, after)]
+    n = min(len(side["loaders"]) for side in sides)
+    for side in sides:
+        others = [f"{each['stage']} {each['dataset_class'] or 'loader'}" for each in side["loaders"][n:]]
+        side["loaders"] = [*side["loaders"][:n], *others]
+    return sides
 
 
 def _differences(name: str, base: Any, new: Any) -> Iterator[Difference]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from lightning_perf.history.entry import reduced
@@ -53,6 +54,19 @@ def test_changes_name_what_differs_between_two_runs() -> None:
         ("precision", "bf16-mixed", "32-true"),
     ]
     assert changes(run(1), run(2)) == ()
+
+
+def with_validation(session: Session) -> Session:
+    train = session.settings.loaders
+    validation = msgspec.structs.replace(train[0], stage="val", dataset_class="Images")
+    settings = msgspec.structs.replace(session.settings, loaders=(*train, validation))
+    return msgspec.structs.replace(session, settings=settings)
+
+
+def test_a_loader_that_only_one_run_has_is_one_change() -> None:
+    found = changes(run(1), with_validation(run(2)))
+    assert [(each.name, each.base, each.new) for each in found] == [("val dataset_class", None, "Images")]
+    assert [str(each) for each in ranked([with_validation(run(1))], [run(2)])] == ["val dataset_class Images → None"]
 
 
 def test_settings_are_named_after_fields_of_the_session() -> None:

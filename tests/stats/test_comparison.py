@@ -197,6 +197,14 @@ def test_a_finding_counts_when_half_of_the_runs_have_it() -> None:
     assert [one.code for one in compared(base, simulated(4)).findings] == ["PD101"]
 
 
+def test_a_loader_that_only_one_run_has_is_one_difference() -> None:
+    train, val = (LoaderSettings(stage=each, index=0, class_name="DataLoader", dataset_class="Images", is_plain=True)
+                  for each in ("train", "val"))  # fmt: skip
+    base, new = (simulated(i, settings=Settings(loaders=each)) for i, each in enumerate([(train,), (train, val)]))
+    [only] = compared(base, new).settings
+    assert (only.name, only.base, only.new) == ("settings.loaders[1]", None, "val Images")
+
+
 def test_settings_and_environment_that_differ_are_named_by_their_path() -> None:
     base = simulated(1, settings=Settings(trainer=TrainerSettings(precision="32-true", loggers=("CSVLogger",))))
     machine = Machine(os="Linux", python="3.11", cpu_model="made up", usable_cores=8.0, versions={"torch": "2.13"})
