@@ -63,6 +63,10 @@ def test_ratio_is_shown_as_a_factor_when_a_percentage_is_too_large() -> None:
     assert "30.0x as long (95 % CI 20.0x to 45.0x)" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
 
 
+def test_a_phase_that_is_gone_changed_by_all_of_it() -> None:
+    assert rows.change(0.3, 0.0).text == "−100.0 %"
+
+
 def test_headline_reports_varying_runs_when_the_interval_is_too_wide() -> None:
     wide = TimeChange(name="step", base_s=0.1, new_s=0.05, ratio=Interval(value=0.5, low=0.001, high=300.0))
     headline = rows.headline(msgspec.structs.replace(alike(), times=(wide,)))

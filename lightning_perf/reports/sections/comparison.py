@@ -218,7 +218,7 @@ def change(base: float | None, new: float | None) -> Value:
 
 def percent_change(ratio: float) -> str:
     """Return ``+10.2 %``; beyond a factor of 10 ``12.0x``."""
-    if not 0.1 <= ratio < 10:
+    if ratio != 0 and not 0.1 <= ratio < 10:
         return times(ratio)
     change = 100 * (ratio - 1)
     text = f"{abs(change):.1f} %"
