@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from traces.shared import FOLDER, needs_shared_traces
 
-from lightning_perf.records import Session, load
+from lightning_perf.records import Evidence, Session, load
 from lightning_perf.reports.sections.findings import ordered_findings
 from lightning_perf.reports.sections.memory import memory_rows
 from lightning_perf.reports.sections.verdict import verdict_text
@@ -216,7 +217,7 @@ def test_dark_mode_is_legible_and_followed_while_the_tab_is_open(browser: Browse
         browser.driver.switch_to.default_content()
 
 
-@pytest.mark.parametrize("width", [480, 800])
+@pytest.mark.parametrize("width", [360, 800])
 def test_every_view_and_section_fits_a_narrow_page_without_a_console_error(
     browser: Browser, board: Board, width: int
 ) -> None:
@@ -240,6 +241,22 @@ def test_every_view_and_section_fits_a_narrow_page_without_a_console_error(
     assert "only one run" in browser.find("main .note").text
     assert problems(browser) == []
     assert not [line for line in browser.logged() if line.startswith("SEVERE") and "favicon" not in line]
+
+
+def test_words_of_evidence_are_not_split_on_a_phone(browser: Browser, tmp_path: Path, session: Session) -> None:
+    evidence = (
+        Evidence(metric="elementwise, normalization, reduction and copy kernels ÷ all kernels", value=0.63,
+                 unit="fraction", threshold=0.4, n=1465),
+        Evidence(metric="why the speedup was not measured", value="operators were not replayed"),
+    )  # fmt: skip
+    findings = (msgspec.structs.replace(ordered_findings(session)[0], evidence=evidence),)
+    msgspec.structs.replace(session, findings=findings).save(tmp_path / "logs" / "perf_session.json")
+    with tensorboard(tmp_path / "logs", tmp_path / "tensorboard.log") as board:
+        browser.size(360, 900)
+        browser.open(board.tab)
+        show(browser, "overview")
+        assert all(head.size["width"] >= 100 for head in browser.all(".evidence th"))
+        assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= 360
 
 
 def test_diff_compares_with_the_previous_run_and_never_shows_an_older_run_as_new(
