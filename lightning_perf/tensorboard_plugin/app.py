@@ -227,9 +227,10 @@ class App:
             return
         for run, tags in series.items():
             for tag, one in tags.items():
+                which = f", {tag.rpartition('/')[2]}" if len(tags) > 1 else ""
                 yield Entry(
                     id=f"{run}/summary/{tag}",
-                    label=f"{wording.line(run, 400)} (event file)",
+                    label=f"{wording.line(run, 400)} (event file{wording.line(which, 60)})",
                     kind="summary",
                     stamp=f"{int(one.max_wall_time * 1e9):x}-{one.max_step}",
                     where=(run, tag),

@@ -766,14 +766,16 @@ def test_perfetto_gets_the_trace_unchanged(tab: Open, tmp_path: Path) -> None:
 
 
 class Provider:
-    """TensorBoard's data provider, with one summary of one run."""
+    """TensorBoard's data provider, with one summary of one run, or more with the names of further tags."""
 
-    def __init__(self, content: bytes, tag: str = "perfdoctor/the-id", run: str = "exp/version_0") -> None:
-        self.content, self.tag, self.run = content, tag, run
+    def __init__(
+        self, content: bytes, tag: str = "perfdoctor/the-id", run: str = "exp/version_0", others: tuple[str, ...] = ()
+    ) -> None:
+        self.content, self.tag, self.run, self.tags = content, tag, run, (tag, *others)
 
     def list_tensors(self, ctx: Any, *, experiment_id: str, plugin_name: str) -> Any:
         assert plugin_name == "perfdoctor"
-        return {self.run: {self.tag: SimpleNamespace(max_wall_time=12.5, max_step=3)}}
+        return {self.run: {tag: SimpleNamespace(max_wall_time=12.5, max_step=3) for tag in self.tags}}
 
     def read_tensors(self, ctx: Any, *, run_tag_filter: Any, **rest: Any) -> Any:
         assert (run_tag_filter.runs, run_tag_filter.tags) == ({self.run}, {self.tag})
@@ -784,6 +786,12 @@ def test_a_session_of_an_event_file_is_shown(tab: Open) -> None:
     one = tab(provider=Provider(starved().to_json()))
     assert one.runs() == ["exp/version_0/summary/perfdoctor/the-id"]
     assert one.blocks("overview", one.runs()[0])[0]["type"] == "verdict"
+
+
+def test_sessions_of_one_event_file_have_different_labels(tab: Open) -> None:
+    one = tab(provider=Provider(starved().to_json(), others=("perfdoctor/other",)))
+    labels = {run["label"] for run in one.json("runs")["runs"]}
+    assert labels == {"exp/version_0 (event file, the-id)", "exp/version_0 (event file, other)"}
 
 
 def test_session_on_disk_replaces_its_summary(tab: Open, tmp_path: Path) -> None:
