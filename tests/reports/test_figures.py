@@ -498,3 +498,14 @@ def _with_ints(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_with_ints(one) for one in value]
     return 0 if type(value) is int else value
+
+
+def test_earlier_runs_of_one_day_have_different_labels() -> None:
+    runs = tuple(
+        msgspec.structs.replace(each, started_at=f"2026-01-02T0{i}:00:00Z")
+        for i, each in enumerate(earlier_runs().runs)
+    )
+    session = msgspec.structs.replace(starved(), earlier=msgspec.structs.replace(earlier_runs(), runs=runs))
+    figure = FIGURES["earlier_runs"].draw(session, "light")
+    assert figure is not None
+    assert list(figure.layout.xaxis.ticktext[:2]) == ["01-02 00:00", "01-02 01:00"]

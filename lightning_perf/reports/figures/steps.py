@@ -93,7 +93,7 @@ def earlier_runs(session: Session, theme: Theme = "light") -> Figure | None:
          "text": label(changes_text(runs[i], limit=1), 30)}
         for i in changed[-6:]
     ]  # fmt: skip
-    ticks = {"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs]}
+    ticks = {"tickvals": xs, "ticktext": [label(each.started_at[5:16].replace("T", " ")) for each in runs]}
     title, marks = f"time per step ({unit})", [vertical_line(i - 0.5) for i in changed]
     return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)
 
