@@ -109,6 +109,7 @@ def _open_again(descriptor: int, nowhere: int) -> None:
         os.dup2(nowhere, descriptor)
         return
     flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND | os.O_ACCMODE)  # for reading only
+    flags &= ~os.O_NOFOLLOW  # which SQLite sets: the path below is a link
     try:
         fresh = os.open(f"/proc/self/fd/{descriptor}", flags)
     except OSError:  # it cannot be opened again: no file is better than one shared with the parent

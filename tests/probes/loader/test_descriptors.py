@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -60,3 +61,20 @@ def test_file_is_read_from_the_position_of_the_training(tmp_path: Path) -> None:
         file.read(4)
         assert in_a_child(lambda: os.read(file.fileno(), 1)[0] - ord("4")) == 0
         assert file.read(1) == b"4"
+
+
+def test_sqlite_connection_of_the_training_is_readable(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "data.db")
+    connection.execute("create table samples (value)")
+    connection.execute("insert into samples values (7)")
+    connection.commit()
+    assert in_a_child(lambda: connection.execute("select value from samples").fetchone()[0]) == 7
+    connection.close()
+
+
+def test_file_is_readable_when_it_was_opened_without_following_links(tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"7")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    assert in_a_child(lambda: int(os.read(descriptor, 1))) == 7
+    os.close(descriptor)
