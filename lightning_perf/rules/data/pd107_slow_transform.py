@@ -83,7 +83,9 @@ def _from_stack_samples(session: Session) -> Finding | None:
     """Find the dataset's costliest line in the training process, if the probe could not copy the loader."""
     steady, loader = steady_of(session), loaders_of(session)[0]
     wait_s, host_s = wait_share(steady) * steady.span_s, phase_s(steady, "data_wait")
-    entries = ("__iter__", "__next__") if loader.is_iterable else ("__getitem__", "__getitems__")
+    entries: tuple[str, ...] = () if loader.is_iterable else ("__getitem__", "__getitems__")
+    if loader.is_iterable or not loader.is_plain:  # otherwise __iter__ is a sampler's
+        entries += ("__iter__", "__next__")
     found = [line for line in lines_of(session, "data_wait") if line.line.entry in entries]
     if loader.num_workers != 0 or not found:
         probe_of(session)  # raises Skip with the reason
