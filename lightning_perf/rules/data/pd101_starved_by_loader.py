@@ -112,10 +112,14 @@ def _exposed_share(session: Session, steady: StageTimes) -> float:
 
 
 def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:
-    """Return the probed loader, which is the slowest; otherwise the first."""
+    """Return the probed loader, which is the slowest; otherwise the first of those with the fewest workers."""
+    fewest = min(loaders, key=lambda each: math.inf if each.num_workers is None else each.num_workers)
+    return next((each for each in loaders if _is_probed(session, each)), fewest)
+
+
+def _is_probed(session: Session, loader: LoaderSettings) -> bool:
     probe = session.loader_probe
-    index = probe.index if probe is not None and probe.stage == "train" else None
-    return next((each for each in loaders if each.index == index), loaders[0])
+    return probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
 
 
 def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: WorkerPlan) -> Prescription:
@@ -124,7 +128,8 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         arguments["pin_memory"] = True
     summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the {loader.stage} loader"
     if n_loaders > 1:
-        summary += f" (the slowest of {n_loaders})"
+        is_known = _is_probed(session, loader)
+        summary += f" (the slowest of {n_loaders}{'' if is_known else '; lightning-perf data names it'})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     refusal = loader.why_not_changed()
