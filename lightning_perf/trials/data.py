@@ -55,7 +55,8 @@ def probe_command(
         session = _probed(command, work / "probe", limit_s, compute_s)
         if session.loader_probe is not None:
             probe = msgspec.structs.replace(session.loader_probe, compute_s=compute_s, compute_basis=basis)
-            session = msgspec.structs.replace(session, loader_probe=probe)
+            missing = session.missing if compute_s else session.missing | {"steady": f"training on one batch: {basis}"}
+            session = msgspec.structs.replace(session, loader_probe=probe, missing=missing)
         session = diagnose(session)
         session.save(folder / SESSION_FILE)
         return session

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from lightning_perf.trials.data import MIN_CEILING_STEPS, _step_time
+from lightning_perf.records import LoaderProbe
+from lightning_perf.trials import data
+from lightning_perf.trials.data import MIN_CEILING_STEPS, _step_time, probe_command
 from lightning_perf.trials.job import Result
 from lightning_perf.trials.runner import Ended
+from tests.rules.session_builder import build_session
 
 UNSTEADY = {"block_means_s": "the halves of the run differ"}
 
@@ -38,3 +44,12 @@ def test_step_counts_for_each_batch_when_gradients_are_accumulated() -> None:
 @pytest.mark.parametrize("fields", [{"n_steps": MIN_CEILING_STEPS - 1, "usual_step_s": 0.012}, {"n_steps": 50}])
 def test_step_time_is_unknown_when_steps_are_few(fields: dict[str, Any]) -> None:
     assert _step_time(ended(missing=UNSTEADY, **fields)) == (None, "not measured: the halves of the run differ")
+
+
+def test_session_says_why_the_step_time_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = build_session({"missing": {"steady": "nothing was trained"}})
+    session = msgspec.structs.replace(session, steady=None, loader_probe=LoaderProbe(status="measured"))
+    monkeypatch.setattr(data, "_ceiling", lambda *_: (None, "not measured: the loss became inf at batch 8"))
+    monkeypatch.setattr(data, "_probed", lambda *_: session)
+    saved = probe_command([sys.executable, "train.py"], tmp_path, 5.0)
+    assert saved.missing["steady"] == "training on one batch: not measured: the loss became inf at batch 8"
