@@ -15,6 +15,7 @@ from lightning_perf.probes.probe_set import new_run
 from lightning_perf.probes.settings.machine import local_world_size, read_machine
 from lightning_perf.probes.settings.probe import read_settings
 from lightning_perf.records import LoaderProbe, Session
+from lightning_perf.rules.wording import duration
 
 ITERATING_SHARE = 0.4
 """Fraction of the probe's time for a loader that cannot be copied and is only iterated."""
@@ -108,7 +109,7 @@ def batch_cost_s(probe: LoaderProbe) -> float | None:
 def _described(probe: LoaderProbe) -> str:
     cost_s = batch_cost_s(probe)
     return f"loader {probe.index}: " + (
-        probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms per batch"
+        probe.reason or "not known" if cost_s is None else f"{duration(cost_s)} per batch"
     )
 
 

@@ -14,8 +14,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_perf.records import LoaderProbe, Session
-from lightning_perf.trials.data_hooks import MANY_BATCHES, DataProbeHooks, one_batch_of
+from lightning_perf.records import LoaderProbe, Session, WorkerPoint
+from lightning_perf.trials.data_hooks import MANY_BATCHES, DataProbeHooks, _described, one_batch_of
 
 
 class Quick(Dataset):
@@ -63,7 +63,14 @@ def test_slowest_of_several_loaders_is_reported_with_the_cost_of_the_others(tmp_
     assert probe.getitem is not None
     assert probe.getitem.p50_s >= 0.002
     assert "combines 3 training loaders; this is the slowest. loader 0: " in probe.missing["others"]
-    assert "ms per batch; loader 2: " in probe.missing["others"]
+    assert " per batch; loader 2: " in probe.missing["others"]
+
+
+@pytest.mark.parametrize(("batch_s", "shown"), [(1.2345, "1.23 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")])
+def test_cost_of_another_loader_has_a_suitable_unit(batch_s: float, shown: str) -> None:
+    times = {"batch_s": batch_s, "low_s": batch_s, "high_s": batch_s, "first_batch_s": 1.0}
+    point = WorkerPoint(num_workers=0, prefetch_factor=None, n_batches=9, **times)
+    assert _described(LoaderProbe(status="measured", curve=(point,))) == f"loader 0: {shown} per batch"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
