@@ -34,16 +34,17 @@ def check(session: Session) -> Finding | None:
         return None  # PD103 applies: batches are faster without workers.
     if predicted is not None and plan.cost_more:
         return None  # PD103 or PD109 applies.
+    n = steady.n_steps if predicted is None else None
     evidence = (
         fact(
             f"share of the time {'the device' if device else 'the host'} waits for data",
             share,
             "fraction",
             WAIT_MIN_SHARE,
-            steady.n_steps if predicted is None else None,
+            n,
         ),
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
-        fact("step without waiting", plan.compute_s, "s", n=steady.n_steps),
+        fact("step without waiting", plan.compute_s, "s", n=n),
         fact("num_workers", loader.num_workers),
         fact(f"maximum number of workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
