@@ -135,7 +135,8 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     refusal = loader.why_not_changed()
     if refusal and loader.is_iterable:
-        summary = f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
+        if plan.n_workers > 1:  # a single worker yields each sample once
+            summary = f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
     elif refusal and n_loaders == 1:
         summary += f", if {loader.class_name} accepts it" if loader.refusal is None else f"; {refusal}"
     can_apply = not refusal and n_loaders == 1
