@@ -68,7 +68,8 @@ def overhead_fact(session: Session) -> str:
         return ""
     text = (
         f"{share(overhead.share)} of the run: {seconds(overhead.per_step_us * 1e-6)} per step, "
-        f"{seconds(overhead.reporting_s)} for reports{', the rest for profiler windows' if session.windows else ''}"
+        f"{seconds(overhead.reporting_s)} for probes and reports"
+        f"{', the rest for profiler windows' if session.windows else ''}"
     )
     if overhead.backed_off:
         text += f"; switched off to cost less: {', '.join(line(one, 100) for one in overhead.backed_off)}"
