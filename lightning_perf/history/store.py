@@ -211,7 +211,9 @@ class History:
             if version > SCHEMA:
                 return self._file_of_this_version(version)._connect(is_writer)
             if version < SCHEMA:
-                if database.execute("select 1 from sqlite_master limit 1").fetchone():  # e.g. a tracker's database
+                has_tables = database.execute("select 1 from sqlite_master limit 1").fetchone()
+                # Another process may have made the history since the version was read.
+                if has_tables and database.execute("pragma user_version").fetchone() == (version,):
                     raise sqlite3.OperationalError(f"{self.file} is the database of another program")
                 _execute_waiting(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
                 _prepared(database)
