@@ -123,8 +123,9 @@ class HangWatch(Probe):
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
         is_between = phase == "epoch_boundary" and bool(self.loops)  # code of the user's that updates no counter
-        # Ranks that wait for one in validation must not report it.
-        is_expected = phase == "checkpoint" or (phase == "validation" and self._files is not None)
+        is_evaluating = phase == "validation" or loop.stage != "fit"
+        # Ranks that wait for one in evaluation must not report it.
+        is_expected = phase == "checkpoint" or (is_evaluating and self._files is not None)
         is_expected = is_expected or loop.timeline.current.phase == OWN or is_between
         busy = phase if is_expected else ""
         if seen != self._seen or busy:

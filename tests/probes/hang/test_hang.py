@@ -217,9 +217,10 @@ def test_hang_outside_of_training_is_reported_after_five_times_the_limit(run: Ru
     assert hang.limit_s == SLOW_FACTOR * AFTER_S
 
 
-def test_validation_of_several_ranks_is_not_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [is_in_validation, is_only_validated])
+def test_evaluation_on_several_ranks_is_not_reported(tmp_path: Path, change: Any) -> None:
     run = Run(RankFiles(tmp_path, 0, 2))
-    is_in_validation(run)
+    change(run)
     run.stays(20 * AFTER_S)
     assert run.shown == []
 
