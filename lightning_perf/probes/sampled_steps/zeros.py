@@ -25,9 +25,8 @@ _DECOMPOSITIONS = {
 }  # fmt: skip
 
 
-_SCATTERING = {
-    "aten::_to_dense", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::scatter_add_",
-}  # fmt: skip
+_SCATTERING = {"aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::scatter_add_"}
+_EMPTY = {"aten::zeros", "aten::new_zeros", "aten::zeros_like"}
 _SCALING = {"aten::mul", "aten::div", "aten::mul_", "aten::div_"}
 
 
@@ -79,9 +78,19 @@ def _zeros(value: Any, place: int) -> Zeros | None:
 def is_made_from_indices(calls: Sequence[Any], index: int) -> bool:
     """Return whether a call of a step made a dense matrix from the indices of its nonzero elements, or scaled one."""
     while index >= 0 and calls[index].name in _SCALING:
-        before = getattr(calls[index].args[0], "source", -1)
-        index = before if before < index else -1  # the first of equal calls may stand for a later one
-    return index >= 0 and calls[index].name in _SCATTERING
+        index = _written_before(calls, index)
+    if index >= 0 and calls[index].name == "aten::_to_dense":
+        return True
+    is_scattered = False
+    while index >= 0 and calls[index].name in _SCATTERING and torch.bool not in {s.dtype for s in calls[index].specs}:
+        is_scattered, index = True, _written_before(calls, index)
+    return is_scattered and index >= 0 and calls[index].name in _EMPTY
+
+
+def _written_before(calls: Sequence[Any], index: int) -> int:
+    """Return the call that wrote the first argument of a call; -1 if it is not known."""
+    before: int = getattr(calls[index].args[0], "source", -1)
+    return before if before < index else -1  # the first of equal calls may stand for a later one
 
 
 def _step(extent: int, n_rows: int, n_columns: int) -> int:
