@@ -28,9 +28,10 @@ class BackwardTimes:
         if site is None:
             site = self._sites[number] = user_site()
         self._by_site[site][call] += ns
-        node = number, torch._C._current_autograd_node()._sequence_nr()
-        self._nodes[site][node[1]] += node != self._last_node
-        self._last_node = node
+        node = torch._C._current_autograd_node()
+        if getattr(node, "variable", None) is None:  # all nodes that add to a parameter's gradient have one number
+            self._nodes[site][node._sequence_nr()] += (number, node._sequence_nr()) != self._last_node
+            self._last_node = number, node._sequence_nr()
 
     def records(self, n_optimizers: int) -> tuple[BackwardPasses, ...]:
         """Return the record of each line; empty if operators were not timed."""
@@ -43,7 +44,7 @@ class BackwardTimes:
                     sum(ns for call, ns in times.items() if call is not None and call.reach == 2 << i) / 1e9
                     for i in range(n_optimizers)
                 ),
-                shared=1 - len(self._nodes[site]) / self._nodes[site].total(),
+                shared=1 - len(self._nodes[site]) / max(1, self._nodes[site].total()),
             )
             for site, times in self._by_site.items()
             if times.total()

@@ -12,7 +12,8 @@ from lightning_perf.rules.wording import percent
 @rule("PD341", "gradients-one-by-one", explains=("PD304",))
 def check(session: Session) -> Finding | None:
     steady, profile = steady_of(session), model_profile_of(session)
-    if any(one.kind == "backward" for one in profile.known_results):  # PD331: they add to the same gradients
+    others = {one.kind for one in profile.known_results if one.kind == "backward" or one.n_passes}
+    if others & {"backward", "twice"}:  # PD331: they add to the same gradients; PD328: derivatives by several inputs
         return None
     found = max((one for one in profile.backward_passes if _is_shared(one)), key=lambda one: one.total_s, default=None)
     if found is None or found.shared is None or found.shared * share_of_step(steady, found.total_s) < LOW_SHARE:
