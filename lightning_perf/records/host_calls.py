@@ -50,6 +50,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         first_line: First line of the function; 0 if unknown.
         last_line: Last line of the function; 0 if unknown.
         phase: Phase of the step, one of ``PHASES``.
+        iterations_per_step: Iterations of all calls of the function; None in older sessions.
         is_recurrence: Whether an iteration computes with a result of the one before, and does not only add to it; None
             in older sessions.
     """
@@ -67,6 +68,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     last_line: int = 0
     phase: str = "forward"
     is_recurrence: bool | None = None
+    iterations_per_step: float | None = None
 
 
 class AttentionCall(Record, frozen=True, kw_only=True):

@@ -109,7 +109,8 @@ def loop_finding(
     at least twice its fraction of all. Of iterations that depend on one another, one operator of each remains. No gain
     is certain, because not every loop can be vectorized.
     """
-    remaining = loop.repeats / loop.operators_per_step if loop.is_recurrence else 1 / loop.repeats
+    iterations = loop.iterations_per_step or loop.repeats
+    remaining = iterations / loop.operators_per_step if loop.is_recurrence else 1 / loop.repeats
     seconds = loop.share * max(0.0, 1 - remaining) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)

@@ -12,7 +12,7 @@ from .written_attention import Attention
 _MAX_SITES = 32
 _MAX_LOOPS = 8
 _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
-_RECURRENCE_CHAIN = 1.5  # operators that an iteration adds to a chain; a sum adds one
+_RECURRENCE_CHAIN = 0.75  # operators that an iteration adds to a chain, at least
 _MANY_ITERATIONS = 3  # as many operators as this many iterations have are not in one of them, even if they grow
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
@@ -119,6 +119,7 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
         repeats=max(named.n, call.n_unbound),
         operators_per_step=n_operators,
         is_recurrence=is_recurrence,
+        iterations_per_step=n_iterations,
         cost_s=spent_s,
         share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,
@@ -134,6 +135,7 @@ def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
         loops[0],
         repeats=max(loop.repeats for loop in loops),
         operators_per_step=sum(loop.operators_per_step for loop in loops) / n,
+        iterations_per_step=sum(loop.iterations_per_step or 0 for loop in loops) / n,
         cost_s=sum(loop.cost_s for loop in loops) / n,
         is_recurrence=any(loop.is_recurrence for loop in loops),
         share=min(1.0, sum(loop.share for loop in loops) / n),

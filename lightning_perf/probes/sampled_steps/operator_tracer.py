@@ -169,7 +169,7 @@ class OperatorTracer(PassiveMode, StepTracer):
             try:
                 self._add(stack, name, args, out, done - called)
                 if any(call.is_repeating for call in stack.calls):
-                    self._chains.follow(stack.calls, stack.hits, func, args, out)
+                    self._chains.follow(stack.calls, stack.hits, func, args, kwargs or {}, out)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
                 for hits in stack.hits:
                     hits.last = moment

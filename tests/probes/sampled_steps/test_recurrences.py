@@ -51,6 +51,13 @@ def total() -> None:
         loss = loss + (LAYER(X[:, t]) - 1).square().mean()
 
 
+def total_of_two_terms() -> None:
+    loss = torch.zeros(())
+    for t in range(N):
+        loss = loss + LAYER(X[:, t]).square().mean() + 0.1 * LAYER.weight.abs().sum()
+        loss += X[:, t].mean()
+
+
 def total_after_layers() -> None:
     h = X
     for _ in range(5):
@@ -87,7 +94,10 @@ def prefixes() -> None:
     ("run", "is_recurrence"),
     [
         *((each, True) for each in (cells, average, average_in_place, columns_of_one_tensor, growing_sequence)),
-        *((each, False) for each in (total, total_after_layers, outputs, rows_of_one_tensor, counts, prefixes)),
+        *(
+            (each, False)
+            for each in (total, total_of_two_terms, total_after_layers, outputs, rows_of_one_tensor, counts, prefixes)
+        ),
     ],
 )
 def test_a_loop_is_a_recurrence_when_an_iteration_computes_with_the_one_before(
