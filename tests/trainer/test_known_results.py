@@ -55,6 +55,20 @@ class Manual(Head):
             self.optimizers().step()
 
 
+class Sum(Head):
+    """Returns a sum as the loss, which is not logged; autograd runs no operator for the sum."""
+
+    weight = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self.head(batch[0])
+        return h.square().mean() + self.weight * self.head(h).abs().mean()
+
+
+class WithoutWeight(Sum):
+    weight = 0.0
+
+
 def fit(make_trainer: Make, model: LightningModule) -> PerfDoctor:
     doctor = PerfDoctor(reports=(), ceilings=False)
     data = TensorDataset(torch.randn(N, WIDTH))
@@ -84,6 +98,12 @@ def test_each_kind_is_recorded_with_its_line(make_trainer: Make, monkeypatch: py
 
 def test_a_step_of_the_optimizer_makes_results_new(make_trainer: Make) -> None:
     assert "twice" not in known_in(fit(make_trainer, Manual()))
+
+
+def test_only_what_is_multiplied_by_zero_counts_as_such(make_trainer: Make) -> None:
+    assert "zeroed" not in known_in(fit(make_trainer, Sum()))
+    found = known_in(fit(make_trainer, WithoutWeight()))["zeroed"]
+    assert found.n_operators == 6  # three layers, tanh, absolute value and mean
 
 
 def test_a_failure_to_follow_is_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,10 +127,9 @@ class StepCalls:
         self._has_backward = any(call.passes for call in self.calls)
         self.zeros.node_ends()
         self._find_checks()
-        read = {one for call in self.calls if call.has_grad for one in call.producers}
-        needed = _behind(
-            [call for call in self.calls if call.is_used or (call.passes and call not in read)], past_zero=False
-        )
+        read = {one for call in self.calls for one in call.producers}
+        ends = [call for call in self.calls if call.is_used or call not in read]  # autograd divides the loss unseen
+        needed = _behind(ends, past_zero=False)
         for call in _behind([call for call in self.calls if call.is_used or call.passes]):
             call.is_used = True
             if call.is_listed and call not in needed:

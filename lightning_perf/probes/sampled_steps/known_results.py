@@ -242,8 +242,8 @@ class ResultTracker:
         differentiated = self._by_node.get(self._derivative[0]) if self._derivative is not None else None
         producers = (differentiated, *(self._content(tensor).call for tensor in read))
         call.producers = tuple(one for one in producers if one is not None)
-        # Also used: what is read as a number, or written to a tensor that was there before.
-        call.is_used = not outs or any(self._content(tensor).call is None for tensor in written)
+        # Also used: what is read as a number, or written to a tensor that was there before, as running statistics are.
+        call.is_used = not outs or trains or any(self._content(tensor).call is None for tensor in written)
         self._results.setdefault(key, call)
         self._step.add(call)
         self._instruction = instruction()

@@ -22,6 +22,7 @@ def check(repeated: Repeated) -> Finding:
         prescriptions=fix(
             "skip it while its weight is 0",
             "one line",
+            "numerics",  # random numbers that it draws are no longer drawn
             code="if self.weight:\n    loss = loss + self.weight * self.penalty(x)",
         ),
         basis="operators of one step, timed and followed by what uses them",

@@ -800,6 +800,11 @@ def penalized(weight):
     return step
 
 
+def test_layers_that_train_their_statistics_are_not_superfluous() -> None:
+    found = follow(lambda net, x: net.trained(x).square().mean() + 0 * net.norm(net.trained(x).exp()).tanh().sum())
+    assert found["zeroed"].n_operators == 2  # tanh and sum
+
+
 def test_what_is_multiplied_by_zero_is_found_with_its_derivatives() -> None:
     found = follow(penalized(0.0))["zeroed"]
     assert found.n_operators == 7  # three of the derivative, norm, difference, square and mean
@@ -812,6 +817,7 @@ def test_what_is_multiplied_by_zero_is_found_with_its_derivatives() -> None:
     [
         penalized(0.1),
         lambda net, x: (y := net.trained(x)).square().mean() + 0.0 * y.sum(),
+        lambda net, x: (y := net.trained(x)).square().mean() + y.abs().mean(),
         lambda net, x: net.trained(x).square().mean() + float(y := net.trained(x).tanh().mean()) + 0.0 * y,
     ],
 )
