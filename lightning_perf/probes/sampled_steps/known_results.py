@@ -24,7 +24,7 @@ from lightning_perf.probes.plain import search_limit, tensors_in
 from lightning_perf.probes.replay.calls import flat
 from lightning_perf.records import KnownResults
 
-from .code_lines import LinesAbove, instruction, lines_above, recomputing_line, user_lines
+from .code_lines import instruction, lines_above, recomputing_line, user_lines
 from .dense_tensors import dense_tensors, is_dense, storage_number
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls, least
@@ -227,7 +227,7 @@ class ResultTracker:
         contents = self._derivative is not None, *((k, self._key(v)) for k, v in given.items())
         key = self._unique() if is_random else hash((func, contents))
         weight -= self._add_factorization(function, args, weight)
-        above = lines_above() if outs else LinesAbove()
+        above = lines_above()
         call = Call(weight, key, origin, above.lines, self._results.get(key))
         call.instructions, call.is_check = above.instructions, is_argument_check()
         call.derivative = self._derivative

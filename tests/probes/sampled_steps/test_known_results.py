@@ -435,7 +435,18 @@ def in_an_outer_loop(net, x):
     return total
 
 
+def in_a_loop_with_checks(net, x):
+    h = x
+    for _ in range(3):
+        weight = net.trained.weight.exp().tanh()
+        torch._assert_async(torch.ones(()))  # an operator without a result
+        h = h @ weight
+    return h.sum()
+
+
 def test_loop_is_the_one_that_repeats():
+    line = in_a_loop_with_checks.__code__.co_firstlineno + 3
+    assert follow(in_a_loop_with_checks)["twice"].site == f"test_known_results.py:{line}"
     assert "twice" not in follow(in_two_generators)
     line = in_an_outer_loop.__code__.co_firstlineno + 6
     assert follow(in_an_outer_loop)["twice"].site == f"test_known_results.py:{line}"
