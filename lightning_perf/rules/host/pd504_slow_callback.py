@@ -80,7 +80,7 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
             "minutes",
         )
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
-        return _TIMER
+        return _timer_advice(session)
     is_in_steps, is_fit = _is_in_steps(worst), session.run.stage == "fit"
     if not is_in_steps and not is_fit:  # evaluation is a single epoch
         return fix(f"make {name} faster", "minutes")
@@ -88,15 +88,17 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
     return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, session))
 
 
-_TIMER = fix(
-    "limit the run by max_steps instead of max_time, or check the time once per epoch",
-    "one line",
-    "semantics",
-    code=(
-        "from lightning.pytorch.callbacks import Timer\n"
-        'Trainer(..., callbacks=[Timer(duration="00:12:00:00", interval="epoch")])'
-    ),
-)
+def _timer_advice(session: Session) -> Prescription:
+    package = session.settings.trainer.package or "lightning.pytorch"
+    return fix(
+        "limit the run by max_steps instead of max_time, or check the time once per epoch",
+        "one line",
+        "semantics",
+        code=(
+            f"from {package}.callbacks import Timer\n"
+            'Trainer(..., callbacks=[Timer(duration="00:12:00:00", interval="epoch")])'
+        ),
+    )
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool, session: Session) -> str:
