@@ -128,7 +128,7 @@ class StepCalls:
         self.zeros.node_ends()
         self._find_checks()
         read = {one for call in self.calls for one in call.producers}
-        ends = [call for call in self.calls if call.is_used or call not in read]  # autograd divides the loss unseen
+        ends = [call for call in self.calls if call.is_used or call not in read]  # Lightning divides the loss unseen
         needed = _behind(ends, past_zero=False)
         for call in _behind([call for call in self.calls if call.is_used or call.passes]):
             call.is_used = True

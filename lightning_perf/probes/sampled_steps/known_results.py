@@ -74,7 +74,8 @@ class ResultTracker:
         self._step.are_items_changed = is_batch_changed
         self._begin: tuple[nn.Module, Any] | None = (module, batch)  # until the first operator
         self._again: ResultTracker | None = None
-        self._count, self._frames = count(1), dict[tuple[int, bool], int]()
+        self._count = count(1)
+        self._frames: dict[tuple[int, bool], int] = {}  # numbers of frames, by id and whether it is a generator's
         self._contents: dict[int, _Content] = {}
         self._results: dict[int, Call] = {}
         self._by_node: dict[int, Call] = {}

@@ -19,7 +19,8 @@ from lightning_perf.probes.clock import now_ns as host_now_ns
 from lightning_perf.seams import Undos, change_attribute
 
 from .code_lines import CodeLines, SourceLine, StackView
-from .function_calls import DependencyChains, Hits, Moment
+from .dependency_chains import DependencyChains
+from .function_calls import Hits, Moment
 from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionMatcher
 
