@@ -63,7 +63,7 @@ def _from_steps(session: Session) -> Finding | None:
 
 def _recommendations(on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescription, ...]:
     if is_recurrence:
-        summary = "take out of the loop what needs no earlier iteration; use nn.GRU or nn.LSTM instead of their cells"
+        summary = "compute before the loop what needs no earlier iteration; use nn.GRU or nn.LSTM, not their cells"
         code = "inputs = self.input_layer(x)  # for all iterations at once, before the loop"
     else:
         summary = "replace the loop by one operation on the whole tensor"
