@@ -38,6 +38,8 @@ class RankSummary(Record, frozen=True, kw_only=True):
         peak_bytes: Peak memory of its device, on a CPU its peak resident memory; None if not read.
         found: Findings of its last diagnosis, as ``"PD801 thermal-throttling"``, worst first, at most ``MAX_FOUND``.
         found_lines: The line that takes the time, by text in ``found``, for findings about host time.
+        first_batches: A digest of parts of its first two batches; None if unknown, or if these are equal or hold only
+            indices, as then other ranks may have the same.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     found: tuple[str, ...] = ()
     found_lines: dict[str, str] = {}
+    first_batches: str | None = None
 
 
 class MissingRank(Record, frozen=True, kw_only=True):

@@ -41,6 +41,8 @@ class Samples(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.fault == "data" and rank() == SLOW_RANK:
             time.sleep(SLEEP_S / 2)
+        if self.fault in ("none", "repeated"):
+            return torch.rand(32, generator=torch.Generator().manual_seed(index))
         return torch.ones(32)
 
 
@@ -124,6 +126,7 @@ def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp", trac
         accelerator="cpu",
         devices=int(n_devices),
         strategy=chosen(strategy),
+        use_distributed_sampler=fault != "repeated",
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,

@@ -16,7 +16,7 @@ from tests.fuzzing import IS_TORTURE, thinned
 from tests.made_once import made_once
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
-DISTRIBUTED = {"PD701", "PD703", "PD704", "PD705", "PD706", "PD707"}
+DISTRIBUTED = {"PD701", "PD703", "PD704", "PD705", "PD706", "PD707", "PD709"}
 
 
 def launched(forkserver: Forkserver, fault: str, out: Path, n_ranks: int = 2, *more: str) -> CompletedProcess[str]:
@@ -66,7 +66,10 @@ def assert_second_rank_waits_least(session: Any) -> None:
 
 
 # One start of the processes serves many faults; DDP with its flag is another strategy, so it comes last.
-PAIR = ("none", "data", "compute", "second backward", "callback", "uneven", "sync_dist", "unused", "really unused")
+PAIR = (
+    "none", "data", "compute", "second backward", "callback", "uneven", "repeated", "sync_dist", "unused",
+    "really unused",
+)  # fmt: skip
 FOUR = thinned(["data"], ["compute", "callback", "none"])
 SHARDED = thinned(["data", "compute"], ["callback"])
 
@@ -167,6 +170,10 @@ def test_flag_is_not_named_when_a_parameter_is_unused(pair: dict[str, Any]) -> N
 
 def test_uneven_batches_are_named(pair: dict[str, Any]) -> None:
     assert "rank 1 gets 280 samples per epoch, rank 0 140" in found(pair["uneven"])["PD704"].summary
+
+
+def test_equal_batches_of_all_ranks_are_named(pair: dict[str, Any]) -> None:
+    assert "2 of 2 ranks train on the same samples" in found(pair["repeated"])["PD709"].summary
 
 
 def test_reductions_at_every_step_are_named(pair: dict[str, Any]) -> None:

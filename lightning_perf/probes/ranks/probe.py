@@ -10,6 +10,7 @@ import torch
 from lightning_perf import seams
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.loader.first_batches import FirstBatchesProbe
 from lightning_perf.probes.memory.host_memory import peak_rss_bytes
 from lightning_perf.probes.timeline.loop import BROADCASTING, REDUCING, LoopTimer
 from lightning_perf.records import (
@@ -44,6 +45,7 @@ class RankProbe(Probe):
         self.ranks: Ranks | None = None
         self._why_unknown = "one rank"  # the reason without ``_watch``
         self._watch: BackwardWatch | None = None
+        self._first_batches: FirstBatchesProbe | None = None
         self._undos = seams.Undos()
         self._is_closed = False
         self._exchanges_in_forward = False
@@ -55,6 +57,7 @@ class RankProbe(Probe):
         if run.stage != "fit":
             return
         loop = run.loop
+        self._first_batches = run.probes.find(FirstBatchesProbe)
         self._watch, self._why_unknown = backward_watch(self._trainer, loop.timeline, loop.make_event())
         self._exchanges_in_forward = exchanges_in_forward(self._trainer)
         if self._watch is not None and self._watch.is_on_device:
@@ -106,7 +109,10 @@ class RankProbe(Probe):
         )
         names = {f"{finding.code} {finding.name}": finding for finding in found[:MAX_FOUND]}
         lines = {name: line for name, finding in names.items() if (line := costly_line(finding))}
-        return msgspec.structs.replace(summary, found=tuple(names), found_lines=lines) if summary is not None else None
+        if summary is None:
+            return None
+        first = self._first_batches.digest() if self._first_batches is not None else None
+        return msgspec.structs.replace(summary, found=tuple(names), found_lines=lines, first_batches=first)
 
     def end_alone(self, loop: LoopTimer, found: Sequence[Finding] = ()) -> None:
         """Keep this rank's summary without an exchange: after an error, other ranks may have ended."""

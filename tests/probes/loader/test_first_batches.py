@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.probes.loader.equal_workers import EqualWorkersProbe
-from lightning_perf.records import LoaderSettings, Settings
+from lightning_perf.probes.loader.first_batches import FirstBatchesProbe
+from lightning_perf.records import LoaderSettings, Settings, TrainerSettings
 
 
 class Rows(IterableDataset):
@@ -48,12 +48,14 @@ def test_workers_are_compared_in_a_training(tmp_path, is_sharded, n_equal):
     assert doctor.session.settings.loaders[0].n_equal_workers == n_equal
 
 
-def probe_with(*batches, n_workers=3, is_iterable=True, n_loaders=1):
+def probe_with(*batches, n_workers=3, is_iterable=True, n_loaders=1, world_size=1):
     loader = LoaderSettings(
         stage="train", index=0, class_name="DataLoader", is_plain=True, is_iterable=is_iterable, num_workers=n_workers
     )
-    run = SimpleNamespace(settings=Settings(loaders=(loader,) * n_loaders))
-    probe = EqualWorkersProbe(run)
+    run = SimpleNamespace(
+        settings=Settings(loaders=(loader,) * n_loaders, trainer=TrainerSettings(world_size=world_size))
+    )
+    probe = FirstBatchesProbe(run)
     probe.loops_ready(run)
     for batch in batches:
         if probe.next_step == NEVER:
@@ -116,3 +118,40 @@ def test_images_in_another_layout_are_compared():
 def test_nothing_is_kept_of_other_loaders(options):
     probe, part = probe_with(a, a, a, **options)
     assert (probe.next_step, probe._firsts, part) == (NEVER, [], {})
+
+
+def digest_of(*batches):
+    return probe_with(*batches, is_iterable=False, world_size=2)[0].digest()
+
+
+def test_ranks_with_equal_batches_have_equal_digests():
+    assert digest_of(a, b) == digest_of(a.clone(), b.clone())
+    assert digest_of(a, b) != digest_of(a, b + 1)
+    assert digest_of(a, b) != digest_of(a.double(), b.double())
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.complex64, torch.bool, torch.uint8, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_digests_exist_for_every_dtype(dtype):
+    first = torch.tensor([[0, 1], [1, 1]])
+    assert digest_of((first.to(dtype), a), (first.T.flip(0).to(dtype), b)) is not None
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        (a,),
+        (a, a.clone()),  # all samples may be the same
+        (torch.ones(4), torch.zeros(4)),
+        (torch.arange(4), torch.arange(4, 8)),  # perhaps indices of what the step draws
+        ({"n": 1}, {"n": 2}),
+    ],
+)
+def test_there_is_no_digest_where_other_ranks_may_have_the_same_batches(batches):
+    assert digest_of(*batches) is None
+
+
+def test_one_rank_makes_no_digest():
+    assert probe_with(a, b, is_iterable=False)[0].next_step == NEVER
