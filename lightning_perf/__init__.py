@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .reports.text import to_html, to_text
     from .trials.python import trial
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "PerfDoctor": ".doctor",
