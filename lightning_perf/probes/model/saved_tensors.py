@@ -147,7 +147,15 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
 
 def are_hooks_in_place() -> bool:
     """Return whether someone's hooks would see tensors that are saved now."""
-    return _HOOKS._top_saved_tensors_default_hooks(True) is not None
+    if not _HOOKS._saved_tensors_hooks_is_enabled():
+        return False
+    try:
+        _HOOKS._saved_tensors_hooks_disable("")  # raises where hooks are in place; torch 2.4 has no function that tells
+    except RuntimeError:
+        return True
+    finally:
+        _HOOKS._saved_tensors_hooks_enable()
+    return False
 
 
 def _why_not() -> str:
@@ -162,10 +170,14 @@ def _why_not() -> str:
 
 
 def _pop(hooks: tuple[Any, Any]) -> None:
-    """Remove a pair of hooks from the stack; the user's hooks above it stay."""
+    """Remove a pair of hooks from the stack; the user's hooks above it stay (in torch 2.4, there must be none)."""
+    innermost = getattr(_HOOKS, "_top_saved_tensors_default_hooks", None)
+    if innermost is None:
+        _HOOKS._pop_saved_tensors_default_hooks()
+        return
     above = []
     try:
-        while (top := _HOOKS._top_saved_tensors_default_hooks(True)) is not None:
+        while (top := innermost(True)) is not None:
             _HOOKS._pop_saved_tensors_default_hooks()
             if top[0] is hooks[0]:
                 break
