@@ -84,7 +84,7 @@ test-oldest:
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q \
 	  tests/trainer tests/treatments tests/trials tests/probes/timeline/test_loop.py tests/probes/settings/test_settings.py
 
-# Build the wheel, check its contents, and run it in an empty environment.
+# Build the sdist and the wheel, check their contents, and run the wheel in an empty environment.
 wheel-check: $(STAMP)
 	$(BIN)/python tests/check_wheel.py
 

@@ -1,8 +1,9 @@
 """Count the tensors that the forward pass of one step saves for its backward pass."""
 
+import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,10 @@ _DISABLE = "_saved_tensors_hooks_disable"
 _APPLIES = "_are_functorch_transforms_active"
 """``torch.autograd.Function.apply`` calls it before saving anything, even if the user bound ``apply`` earlier."""
 
-
 _DISABLED = "hooks on saved tensors were disabled during the step, as transforms of torch.func do"
 
-_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY: Any = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+"""Code of ``torch.autograd.Function.apply``; None from torch 2.15 on, which has no Python code for it."""
 
 
 class SavedTensors(StepTracer):
@@ -76,7 +77,14 @@ class SavedTensors(StepTracer):
         _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
         # Torch's function that disables hooks raises while any are in place.
         self._patch(_HOOKS, _DISABLE, partial(self._give_way, _DISABLED))
-        self._patch(torch._C, _APPLIES, self._before_applying)
+        if _APPLY is not None:
+            self._patch(torch._C, _APPLIES, self._before_applying)
+        elif (functions := [*_functions_of_others(torch.autograd.Function)]) and _has_compiled():
+            # A changed function would be compiled again.
+            self._give_way(f"the autograd function {functions[0].__name__} may be part of compiled code")
+        else:
+            for each in functions:
+                self._patch_forward(each)
 
     @property
     def is_in_place(self) -> bool:
@@ -109,8 +117,23 @@ class SavedTensors(StepTracer):
         caller = sys._getframe(2)
         if caller.f_code is _APPLY:
             kind = caller.f_locals.get("cls")
-            if isinstance(kind, type) and kind.__module__.partition(".")[0] != "torch":
-                self._give_way(f"hooks would replace the tensors that the autograd function {kind.__name__} saves")
+            if isinstance(kind, type) and not _is_of_torch(kind):
+                self._give_way_for(kind)
+
+    def _patch_forward(self, kind: type) -> None:
+        """Stop counting ahead of ``forward`` of an autograd function."""
+        original = kind.__dict__["forward"]
+        bound = original.__get__(None, kind)
+
+        @functools.wraps(bound)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._give_way_for(kind)
+            return bound(*args, **kwargs)
+
+        change_attribute(kind, "forward", staticmethod(forward), self._undos)
+
+    def _give_way_for(self, kind: type) -> None:
+        self._give_way(f"hooks would replace the tensors that the autograd function {kind.__name__} saves")
 
     def _give_way(self, reason: str) -> None:
         if self._hooks is not None and threading.get_ident() == self._thread:  # the stack of hooks is the thread's own
@@ -143,6 +166,23 @@ class SavedTensors(StepTracer):
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _functions_of_others(kind: type) -> Iterator[type]:
+    """Yield the autograd functions that torch did not define and that have a ``forward`` of their own."""
+    for each in kind.__subclasses__():
+        if "forward" in each.__dict__ and not _is_of_torch(each):
+            yield each
+        yield from _functions_of_others(each)
+
+
+def _has_compiled() -> bool:
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and bool(dynamo.utils.counters["frames"])
 
 
 def are_hooks_in_place() -> bool:
