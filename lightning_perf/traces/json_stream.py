@@ -1,11 +1,13 @@
 """Read a trace file, plain or gzip, as batches of events, in constant memory."""
 
+import functools
 import gzip
+import operator
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Union
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -96,7 +98,7 @@ class Header(msgspec.Struct):
     baseTimeNanoseconds: Any = None
 
 
-_Usual: Any = Union.__getitem__((Complete, Instant, *_SKIPPED))
+_Usual: Any = functools.reduce(operator.or_, (Complete, Instant, *_SKIPPED))
 _decode_usual = msgspec.json.Decoder(list[_Usual]).decode
 _decode_events = msgspec.json.Decoder(_Entries).decode
 _decode_header = msgspec.json.Decoder(Header).decode
