@@ -102,7 +102,7 @@ def rank_log(rank: int, slow: int):  # type: ignore[no-untyped-def]
     """Return the log of a trace: three steps of a hundred collectives; rank ``slow`` is 2 ms late to the first."""
     import numpy as np
 
-    from lightning_perf.traces.multi_rank import CollectiveKey, RankLog
+    from lightning_perf.traces.multi_rank import CollectiveKey, RankLog, StepTime
 
     n_steps, n = 3, 100
     noise = np.random.default_rng(rank)
@@ -110,10 +110,11 @@ def rank_log(rank: int, slow: int):  # type: ignore[no-untyped-def]
     ends = (place + 1) * 1_000_000 + noise.integers(0, 5_000, len(place))
     took = 400_000 + 100 * (place % 7) + np.where(place % n == 0, 0 if rank == slow else 2_000_000, 0)
     took = took + noise.integers(0, 50_000, len(place))
+    steps = {f"ProfilerStep#{i}": StepTime(100_000_000, 0, 60_000_000, 40_000_000) for i in range(n_steps)}
     keys = tuple(CollectiveKey(f"ProfilerStep#{i // n}", "", "all_reduce", 1 << 22, i % n) for i in place.tolist())
     return RankLog(
         source=f"rank{rank}", rank=rank, world_size=None, begin_ns=rank * 1000,
-        steps={f"ProfilerStep#{i}": (100_000_000, 0, 60_000_000, 40_000_000) for i in range(n_steps)}, keys=keys,
+        steps=steps, keys=keys,
         starts=ends - took, ends=ends, exposed=took, sizes=np.full(len(place), 1 << 22),
         group_sizes=np.full(len(place), 1024),
     )  # fmt: skip
