@@ -256,6 +256,10 @@ def _denormals_are_kept() -> bool:
     return bool((torch.tensor([1e-40]) * 1.0).item())
 
 
+_innermost_saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+"""Not in torch 2.4."""
+
+
 def _torch_state() -> Observed:
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -281,7 +285,7 @@ def _torch_state() -> Observed:
         "saved_tensors_hooks": (
             torch._C._autograd._saved_tensors_hooks_is_enabled(),
             torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
-            describe(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+            describe(_innermost_saved_tensors_hooks(True)),
         ),
         "multithreading": torch.autograd.is_multithreading_enabled(),
         "dispatch_modes": [describe(mode) for mode in _get_current_dispatch_mode_stack()],

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.memory.storages import Key, StorageCount, storages_of
 from lightning_perf.probes.sampled_steps.tracing import ModuleWatch, StepTracer, current_mode, remove_global_hook
 from lightning_perf.seams import Undos, change_attribute
@@ -191,7 +192,8 @@ def are_hooks_in_place() -> bool:
         return False
     try:
         _HOOKS._saved_tensors_hooks_disable("")  # raises where hooks are in place; torch 2.4 has no function that tells
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_if_from_signal(error)
         return True
     finally:
         _HOOKS._saved_tensors_hooks_enable()

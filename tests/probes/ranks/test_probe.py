@@ -83,5 +83,5 @@ def test_reason_is_reported_when_waiting_is_unknown() -> None:
     assert "none was reached" in probe.reasons()["ranks"]
     probe.ranks = combine_ranks((summary(0),), 2)
     loop = SimpleNamespace(make_event=lambda: None, timeline=None)
-    probe.loops_ready(SimpleNamespace(stage="fit", loop=loop))
+    probe.loops_ready(SimpleNamespace(stage="fit", loop=loop, probes=ProbeSet()))
     assert "not at the end of backward" in probe.reasons()["ranks.summaries.waiting_s"]

@@ -62,7 +62,7 @@ def snapshot(model, optimizer):
         torch.is_autocast_cache_enabled(), torch.get_float32_matmul_precision(), torch.is_anomaly_enabled(),
         torch.are_deterministic_algorithms_enabled(), are_denormals_flushed(),
         backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.enabled,
-        backends.mkldnn.enabled, backends.mkldnn.deterministic,
+        backends.mkldnn.enabled, getattr(backends.mkldnn, "deterministic", None),
         backends.cuda.flash_sdp_enabled(), backends.cuda.math_sdp_enabled(),
         [[(name, value) for name, value in group.items() if name != "params"] for group in optimizer.param_groups],
     )  # fmt: skip

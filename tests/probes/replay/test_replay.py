@@ -641,9 +641,9 @@ def test_autocast_inspection_stops_when_the_time_is_up():
 
 
 def test_backends_keep_their_own_precision_when_tf32_was_replayed():
-    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
     if not hasattr(torch.backends.mkldnn, "matmul") or not hasattr(torch.backends.mkldnn.matmul, "fp32_precision"):
         pytest.skip("this torch has one precision for all backends")
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
     before = [backend.fp32_precision for backend in backends]
     for backend in backends:
         backend.fp32_precision = "none"
