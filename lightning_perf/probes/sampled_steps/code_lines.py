@@ -334,8 +334,8 @@ class CodeLines:
             if hits is None:
                 hits = call.hits[at] = Hits(frame.f_lineno or 0, operator if is_own else "", now, phase)
             # The innermost function hits an instruction when it calls an operator there; an outer one when
-            # it makes a new call from there. Many operators below one call of torch are not a loop.
-            if is_own or (i > 0 and hits.child is not child):
+            # it makes a new call from there. Many operators below one call of torch, or of one index, are not a loop.
+            if (is_own and operator == hits.operator) or (i > 0 and hits.child is not child):
                 hits.n += 1
                 call.is_repeating |= hits.n > 1
             hits.child = child

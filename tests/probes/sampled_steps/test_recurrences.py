@@ -27,6 +27,12 @@ def average() -> None:
         h = 0.9 * h + 0.1 * X[:, t]
 
 
+def average_of_slices() -> None:
+    h = torch.zeros(3, 8)
+    for t in range(N):
+        h = 0.9 * h + 0.1 * X[1:, t]  # a slice and a selection, by one instruction
+
+
 def average_in_place() -> None:
     h = torch.zeros(4, 8)
     for t in range(N):
@@ -90,10 +96,13 @@ def prefixes() -> None:
             h = CELL(step, h)
 
 
+RECURRENCES = (cells, average, average_of_slices, average_in_place, columns_of_one_tensor, growing_sequence)
+
+
 @pytest.mark.parametrize(
     ("run", "is_recurrence"),
     [
-        *((each, True) for each in (cells, average, average_in_place, columns_of_one_tensor, growing_sequence)),
+        *((each, True) for each in RECURRENCES),
         *(
             (each, False)
             for each in (total, total_of_two_terms, total_after_layers, outputs, rows_of_one_tensor, counts, prefixes)
