@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from torch.utils.data import DataLoader
 
+from lightning_perf.cgroups import read_usable_cores
 from lightning_perf.loader_kinds import inner_loader
-from lightning_perf.probes.settings.machine import read_machine
 from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended
@@ -65,7 +65,7 @@ class LoaderProber:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
         outer, loader = loader, inner_loader(loader)
         is_plain = isinstance(loader, DataLoader)
-        cores = read_machine().usable_cores / max(1, self._local_world_size)
+        cores = read_usable_cores() / max(1, self._local_world_size)
         self._initial = LoaderProbe(
             status="failed",
             index=index,
