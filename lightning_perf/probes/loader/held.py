@@ -127,11 +127,9 @@ def _references(value: Any) -> Iterator[Any]:
         yield from _first_of_each_type(value.flat[:_MAX_PER_TYPE])
     if kind in _DATA or plain.is_a(value, _NOT_FOLLOWED) or plain.is_readable_tensor(value):
         return
-    items = plain.items_of(value)
-    if items is not None:
-        first = 0 if plain.is_a(value, dict) else 1  # of other containers the keys are positions and names
-        yield from _first_of_each_type(inner for pair in items for inner in pair[first:])
-    for container in (set, frozenset, deque):
+    if plain.is_a(value, dict):
+        yield from _first_of_each_type([*dict.keys(value), *dict.values(value)])  # copied: other threads may change it
+    for container in (list, tuple, set, frozenset, deque):
         if plain.is_a(value, container):
             yield from _first_of_each_type(container.__iter__(value))
     if kind in _PLAIN_CONTAINERS:

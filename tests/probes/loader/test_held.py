@@ -21,6 +21,7 @@ import sqlite3
 import sys
 import threading
 import time
+import tracemalloc
 import types
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -412,6 +413,16 @@ def test_look_ends_when_a_dataset_holds_itself_and_very_much(monkeypatch: pytest
     assert refused(dataset) == ""
     dataset.value = [Slotted(Holding()) for _ in range(1000)]
     assert "more than 50 objects" in refused(dataset)
+
+
+@pytest.mark.parametrize("container", [list(range(200_000)), dict.fromkeys(range(200_000))], ids=["list", "dict"])
+def test_containers_with_many_items_are_searched_in_little_memory(container: Any) -> None:
+    tracemalloc.start()
+    try:
+        assert list(held._references(container)) == []
+        assert tracemalloc.get_traced_memory()[1] < 32 * len(container)
+    finally:
+        tracemalloc.stop()
 
 
 def test_loader_is_refused_when_memory_or_landlock_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
