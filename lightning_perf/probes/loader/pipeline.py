@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torch.utils.data._utils import worker as torch_worker
 
 from lightning_perf.probes import plain
@@ -62,8 +62,8 @@ class Pipeline:
             sampler = loader.sampler if self.makes_batches else loader.batch_sampler
             self.units = _endless(sampler, "the sampler yields nothing")
         self._samples = _endless(dataset, "the dataset is empty")
-        many = getattr(dataset, "__getitems__", None)
-        self.fetch_many = many if callable(many) and not self.makes_batches and not self.is_iterable else None
+        makes_many = not self.makes_batches and not self.is_iterable and _makes_many(self.dataset)
+        self.fetch_many = self.dataset.__getitems__ if makes_many else None
 
     @property
     def is_batched(self) -> bool:
@@ -176,6 +176,13 @@ class Pipeline:
                 "the IterableDataset does not divide its samples among workers (it never asks get_worker_info()): "
                 "each worker would yield all of them"
             )
+
+
+def _makes_many(dataset: Any) -> bool:
+    """Return whether ``__getitems__`` makes several samples at once; that of ``Subset`` calls the dataset for each."""
+    if type(dataset) is Subset:
+        return _makes_many(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from lightning_perf.probes.loader.pipeline import Pipeline
 
@@ -21,6 +21,28 @@ class Subclass(torch.Tensor):
 class Batch:
     def __len__(self) -> int:
         return 8
+
+
+class Many(planted.Plain):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_batched"),
+    [
+        (planted.Plain(), False),
+        (Many(), True),
+        (Subset(planted.Plain(), range(8)), False),
+        (Subset(Subset(Many(), range(8)), range(4)), True),
+    ],
+    ids=["plain", "many", "subset", "subset of many"],
+)
+def test_samples_are_timed_one_by_one_unless_the_dataset_makes_many_at_once(dataset: Any, is_batched: bool) -> None:
+    pipeline = Pipeline(DataLoader(dataset, batch_size=4))
+    unit = next(pipeline.units)
+    assert pipeline.is_batched == is_batched
+    assert pipeline.calls(unit) == ([[0, 1, 2, 3]] if is_batched else [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(
