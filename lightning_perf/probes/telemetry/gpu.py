@@ -55,12 +55,14 @@ class GpuReader:
 
     Attributes:
         device: Its name in torch, e.g. ``"cuda:0"``.
+        has_own_power: Whether ``power_w`` is its own, not that of the device which a MIG instance is a part of.
         lost_reason: Why it is no longer read; empty normally.
         missing: Why figures are None, by name.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.has_own_power = True
         self.lost_reason = ""
         self.missing: dict[str, str] = {}
         self._n_samples = 0
@@ -115,6 +117,7 @@ class NvmlReader(GpuReader):
         self._whole = self._whole_device()
         mode = driver.try_call("nvmlDeviceGetMigMode", self._handle)
         self._is_mig = self._whole is not self._handle or bool(mode and mode[0])
+        self.has_own_power = not self._is_mig
         self._throttle_function = _throttle_function(driver, self._whole)
         self._n_reads = 0
         self._throttled_s: Counter[str] = Counter()
@@ -140,8 +143,6 @@ class NvmlReader(GpuReader):
             return {}
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        if not sample:
-            return
         super().add(sample, weight_s)
         if "throttle_bits" in sample:
             self._throttle_known_s += weight_s

@@ -195,7 +195,8 @@ class TelemetryProbe(Probe):
                     self._gpu.add(gpu, weight_s)
                 if self._host is not None:
                     self._host.add(host, weight_s)
-            self._ledger.add(at_s, gpu.get("energy_j"), gpu.get("power_w"), cpu_j)
+            power_w = gpu.get("power_w") if self._gpu is not None and self._gpu.has_own_power else None
+            self._ledger.add(at_s, gpu.get("energy_j"), power_w, cpu_j)
             values = {name: value for name, value in host.items() if name in _TIMELINE_METRICS}
             if self._gpu is not None:
                 device = self._gpu.device

@@ -92,6 +92,16 @@ def test_energy_is_integrated_within_one_percent_when_there_is_no_counter() -> N
     assert "NotSupported" in run.probe.reasons()["telemetry.devices.cuda:0.energy"]
 
 
+def test_energy_of_a_mig_instance_is_unknown_because_power_is_the_whole_devices() -> None:
+    run = Scripted(device(MigMode=[1, 1]))
+    for i in range(3):
+        run.sample(float(i), 1)
+    record = run.probe.record()
+    assert record.devices[0].power_w.mean == 300.0
+    assert record.energy is None
+    assert "MIG" in run.probe.reasons()["telemetry.devices.cuda:0.energy"]
+
+
 def test_samples_do_not_count_while_something_of_ours_takes_the_cores() -> None:
     run = Scripted(device(UtilizationRates=[SimpleNamespace(gpu=g, memory=0) for g in (50, 1, 2, 3, 90)]))
     run.sample(1.0, 1)
