@@ -16,7 +16,8 @@ RESCAN_EVERY = 5
 class WorkerProcesses:
     """The descendants of this process that run its own program: loader workers.
 
-    Other programs that a training starts (a logger's service, a compiler) and other ranks are excluded.
+    Other programs that a training starts (a logger's service, a compiler), multiprocessing's own servers and other
+    ranks are excluded.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -46,7 +47,7 @@ class WorkerProcesses:
             self._descendants = {pid: process for pid, process in each if process is not None}
         self._n_scans += 1
         self._is_worker = {
-            pid: self._is_worker[pid] if pid in self._is_worker else self._runs_this_program(pid)
+            pid: self._is_worker[pid] if pid in self._is_worker else self._is_loader_worker(pid)
             for pid in self._descendants
         }
         return [process for pid, process in self._descendants.items() if self._is_worker[pid]]
@@ -69,12 +70,18 @@ class WorkerProcesses:
     def _children(self, pid: int, task: str) -> set[int]:
         return {int(child) for child in read_bytes(f"{self._proc}/{pid}/task/{task}/children").split()}
 
-    def _runs_this_program(self, pid: int) -> bool:
+    def _is_loader_worker(self, pid: int) -> bool:
         if not self._program:
             return True
         program = read_bytes(f"{self._proc}/{pid}/cmdline")
-        is_same = program == self._program or b"multiprocessing" in program
-        return is_same and _local_rank(read_bytes(f"{self._proc}/{pid}/environ")) == self._rank
+        parent = read_bytes(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()[1:2]
+        # Workers of a fork server, its children, have the server's command line.
+        is_server = b".forkserver" in program and parent == [str(self._pid).encode()]
+        is_server |= b".resource_tracker" in program
+        is_same = program == self._program or (b"multiprocessing" in program and not is_server)
+        # Lightning sets the variable in rank 0 only once that runs; programs started later inherit it.
+        ranks = self._rank, f"LOCAL_RANK={os.environ.get('LOCAL_RANK')}".encode()
+        return is_same and _local_rank(read_bytes(f"{self._proc}/{pid}/environ")) in ranks
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -253,6 +253,40 @@ def test_workers_are_those_that_run_this_program_when_others_were_started_too() 
     assert pid not in {process.pid for process in workers.processes()}
 
 
+def workers_among(root: Path, patch: pytest.MonkeyPatch, processes: dict[int, tuple[int, str, str]]) -> set[int]:
+    """Return which processes are workers of this one; each has a parent, a command line and an environment."""
+    me = os.getpid()
+    files = {f"{me}/cmdline": "python\0train.py", f"{me}/environ": ""}
+    for pid, (parent, command, environ) in processes.items():
+        stat = f"{pid} (pt_data (worker)) S {parent} 1"
+        files |= {f"{pid}/cmdline": command, f"{pid}/environ": environ, f"{pid}/stat": stat}
+    for parent in (me, *processes):
+        children = [str(pid) for pid, (of, *_) in processes.items() if of == parent]
+        files[f"{parent}/task/{parent}/children"] = " ".join(children)
+    patch.setattr("lightning_perf.probes.telemetry.processes._process", lambda pid: SimpleNamespace(pid=pid))
+    return {process.pid for process in WorkerProcesses(tree(root, files)).processes()}
+
+
+def test_servers_of_multiprocessing_are_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, fork_server = os.getpid(), "python\0-c\0from multiprocessing.forkserver import main; main(5)"
+    processes = {
+        1: (me, "python\0-c\0from multiprocessing.resource_tracker import main;main(4)", ""),
+        2: (me, fork_server, ""),
+        3: (2, fork_server, ""),
+        4: (me, "python\0-c\0from multiprocessing.spawn import spawn_main; spawn_main(4)", ""),
+    }
+    assert workers_among(tmp_path, monkeypatch, processes) == {3, 4}
+
+
+def test_workers_of_rank_0_are_known_when_they_inherit_the_rank_that_lightning_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # after the start of this process
+    environs = {1: "", 2: "A=1\0LOCAL_RANK=0\0", 3: "LOCAL_RANK=1"}
+    processes = {pid: (os.getpid(), "python\0train.py", environ) for pid, environ in environs.items()}
+    assert workers_among(tmp_path, monkeypatch, processes) == {1, 2}
+
+
 def test_numa_nodes_have_their_cores_when_the_kernel_reports_them(tmp_path: Path) -> None:
     nodes = "sys/devices/system/node"
     tree(tmp_path, {f"{nodes}/node0/cpulist": "0-2,8", f"{nodes}/node1/cpulist": "3"})
