@@ -42,7 +42,7 @@ class Samples:
         batch_size: Samples per batch; None before the first batch.
         results: Results of the dataset's calls for the last batch.
         indexes: Whether samples are rows of tensors; None before the first batch.
-        argument: Argument of the current call of the dataset; None between calls.
+        argument: Index that the dataset is called with now; None between calls, and for an ``IterableDataset``.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Samples:
         queued_begin_s, cpu_begin_s, begin_s = queued_s(), time.process_time(), time.perf_counter()
         last_s, queued_before_s = begin_s, queued_begin_s
         for call in calls:
-            self.argument = call
+            self.argument = None if pipeline.is_iterable else call
             results.append(pipeline.fetch(call))
             self.argument = None
             now_s = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -114,6 +114,24 @@ def test_samples_of_a_stream_cannot_be_asked_again(clock: Clock) -> None:
         samples.make_batch(pipeline, unit, late_s=float("inf"))
     assert max(samples.sample_s) == pytest.approx(SLOW_S)
     assert samples.slow_again(pipeline, limit_s=10.0) is None
+
+
+class Raising(planted.Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise ValueError
+
+
+class RaisingStream(IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        raise ValueError
+
+
+@pytest.mark.parametrize(("dataset", "argument"), [(Raising(), 0), (RaisingStream(), None)])
+def test_argument_that_raises_is_known_unless_the_dataset_has_no_indices(dataset: Any, argument: int | None) -> None:
+    pipeline, samples = Pipeline(DataLoader(dataset, batch_size=4)), Samples()
+    with pytest.raises(ValueError):
+        samples.make_batch(pipeline, next(pipeline.units), late_s=float("inf"))
+    assert samples.argument == argument
 
 
 def test_time_is_the_processors_at_least_when_more_queueing_is_counted_than_time_passed(
