@@ -11,21 +11,20 @@ from typing import Any
 
 import msgspec
 import psutil
+import torch
 
 from lightning_perf import interrupts
 from lightning_perf.cgroups import affine_cores, cgroup_folders, read_number, read_text
 from lightning_perf.records import HostTelemetry
 
-from .processes import ScheduleClock, WorkerProcesses, read_bytes
+from .processes import KeptFile, WorkerProcesses, read_bytes
 from .series import Series
-
-_KHZ_PER_MHZ = 1e3
 
 
 class _WorkerCounters(msgspec.Struct):
     """Counters of one worker at its last reading; ``clock`` is its main thread's."""
 
-    clock: ScheduleClock
+    clock: KeptFile
     at_s: float
     cpu_s: float
     run_ns: tuple[int, int] | None
@@ -49,7 +48,7 @@ class HostReader:
         self._nodes = numa_nodes(root)
         task = root / "proc" / str(os.getpid()) / "task" / str(threading.get_native_id())
         self._task_stat = str(task / "stat")
-        self._clock = ScheduleClock(str(task / "schedstat"))
+        self._clock = KeptFile(str(task / "schedstat"))
         folders = (folder / "cpu.stat" for folder in cgroup_folders(root, "cpu"))
         self._quota_files = [str(file) for file in folders if file.exists()]
         self._clock_file = str(root / "sys" / "devices" / "system" / "cpu" / "cpu%d" / "cpufreq" / "scaling_cur_freq")
@@ -125,7 +124,7 @@ class HostReader:
     def _counters(self) -> dict[str, float]:
         """Return counters that only grow."""
         counters: dict[str, float] = {"process_cpu_s": time.process_time()}
-        run_ns = self._clock.read()
+        run_ns = self._clock.numbers()
         if run_ns is not None:
             counters["queued_s"] = run_ns[1] / 1e9
         try:
@@ -150,7 +149,7 @@ class HostReader:
         for process in self.workers.processes():
             before = self._worker_counters.pop(process.pid, None)
             file = self._root / "proc" / str(process.pid) / "schedstat"
-            clock = before.clock if before is not None else ScheduleClock(str(file))
+            clock = before.clock if before is not None else KeptFile(str(file))
             try:
                 times = process.cpu_times()
                 used["rss_bytes"] += process.memory_info().rss
@@ -158,7 +157,7 @@ class HostReader:
                 clock.close()
                 continue
             read_write = _storage_bytes(process) or (0, 0)
-            now = _WorkerCounters(clock, at_s, times.user + times.system, clock.read(), read_write)
+            now = _WorkerCounters(clock, at_s, times.user + times.system, clock.numbers(), read_write)
             counters[process.pid] = now
             if before is not None:
                 for name, amount in _used_between(before, now).items():
@@ -194,26 +193,25 @@ class HostReader:
             core = int(fields[36])  # on which the training thread ran last
             khz = read_bytes(self._clock_file % core).strip()
             if khz.isdigit():
-                gauges["cpu_mhz"] = int(khz) / _KHZ_PER_MHZ
+                gauges["cpu_mhz"] = int(khz) / 1e3
             if self._device_node is not None and len(self._nodes) > 1:
                 gauges["node_known"] = 1.0
                 gauges["off_node"] = float(core not in self._nodes.get(self._device_node, ()))
         return gauges
 
     def _read_facts(self) -> dict[str, Any]:
-        import torch
-
         frequency = self._root / "sys" / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
-        base_khz, max_khz = (read_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
-        if max_khz is None:
+        khz = (read_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
+        base_mhz, max_mhz = (None if each is None else each / 1e3 for each in khz)
+        if max_mhz is None:
             self.missing["cpu_mhz"] = "the kernel does not report clocks (no cpufreq)"
         return {
             "n_torch_threads": torch.get_num_threads(),
             "n_openmp_threads": _threads_by("OMP_NUM_THREADS"),
             "n_mkl_threads": _threads_by("MKL_NUM_THREADS"),
             "process_numa_nodes": tuple(sorted(n for n, cores in self._nodes.items() if cores & set(self._cores))),
-            "base_cpu_mhz": None if base_khz is None else base_khz / _KHZ_PER_MHZ,
-            "max_cpu_mhz": None if max_khz is None else max_khz / _KHZ_PER_MHZ,
+            "base_cpu_mhz": base_mhz,
+            "max_cpu_mhz": max_mhz,
             "cpu_governor": read_text(frequency / "scaling_governor"),
         }
 

@@ -105,7 +105,10 @@ def read_bytes(path: str) -> bytes:
 
 
 class KeptFile:
-    """A small file of numbers that the kernel writes, kept open to make readings cheap."""
+    """A small file of numbers that the kernel writes, kept open to make readings cheap.
+
+    The ``schedstat`` of a thread has the nanoseconds that it has spent on a core, and queueing for one (Linux).
+    """
 
     def __init__(self, path: str) -> None:
         self._descriptor: int | None = None
@@ -129,12 +132,6 @@ class KeptFile:
             os.close(descriptor)
 
 
-class ScheduleClock(KeptFile):
-    """Nanoseconds that one thread has spent on a core, and queueing for one (Linux, ``schedstat``)."""
-
-    read = KeptFile.numbers
-
-
 class FetchWatch:
     """State of the training thread during the data wait: computing, queueing for a core, or idle.
 
@@ -153,7 +150,7 @@ class FetchWatch:
 
     def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._now_ns, self._ran_clock_ns = now_ns, ran_ns
-        self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._clock = KeptFile(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self.next_step = self.INTERVAL_STEPS
         """Index of the next step whose fetch is sampled."""
         self._n_samples = 0
@@ -165,7 +162,7 @@ class FetchWatch:
         self._n_samples += 1
         is_frequent = self._n_samples < self.N_FREQUENT
         self.next_step = n_steps + (self.INTERVAL_STEPS if is_frequent else self.LATER_INTERVAL_STEPS)
-        reading = self._clock.read()
+        reading = self._clock.numbers()
         self._before = None if reading is None else (self._now_ns(), self._ran_clock_ns(), reading[1])
         self.is_sampling = True
 
@@ -175,7 +172,7 @@ class FetchWatch:
             return
         before_ns, ran_ns, queued_ns = self._before
         self._before = None
-        reading = self._clock.read()
+        reading = self._clock.numbers()
         if reading is not None:
             self._wall_ns += self._now_ns() - before_ns
             self._ran_ns += self._ran_clock_ns() - ran_ns

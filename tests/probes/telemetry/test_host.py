@@ -20,7 +20,7 @@ from lightning_perf.cgroups import cgroup_folders, read_cpu_quota_cores
 from lightning_perf.probes.telemetry import host
 from lightning_perf.probes.telemetry.host import HostReader, numa_nodes, throttling
 from lightning_perf.probes.telemetry.probe import dataset_disk, dataset_path
-from lightning_perf.probes.telemetry.processes import FetchWatch, ScheduleClock, WorkerProcesses
+from lightning_perf.probes.telemetry.processes import FetchWatch, KeptFile, WorkerProcesses
 from lightning_perf.probes.telemetry.series import MAX_KEPT, MAX_POINTS, MetricTimeline, Series
 from tests.probes.settings.test_machine import tree
 
@@ -132,7 +132,7 @@ class ScriptedClock:
     def __init__(self, *stands: tuple[int, int] | None) -> None:
         self.stands = list(stands)
 
-    def read(self) -> tuple[int, int] | None:
+    def numbers(self) -> tuple[int, int] | None:
         return self.stands.pop(0)
 
 
@@ -165,12 +165,12 @@ def test_fetch_is_unknown_when_the_kernel_does_not_report_it() -> None:
     for number in range(2 * FetchWatch.INTERVAL_STEPS + 1):
         fetch(made, number)
     assert made.fractions() == (None, None)
-    assert ScheduleClock("/nowhere").read() is None
+    assert KeptFile("/nowhere").numbers() is None
 
 
-def test_schedule_clock_closes_its_file_once_when_an_interrupt_follows(tmp_path: Path) -> None:
+def test_kept_file_closes_its_file_once_when_an_interrupt_follows(tmp_path: Path) -> None:
     (tmp_path / "schedstat").write_text("1 2 3")
-    clock = ScheduleClock(str(tmp_path / "schedstat"))
+    clock = KeptFile(str(tmp_path / "schedstat"))
     closed = []
 
     def close_and_interrupt(descriptor: int) -> None:
