@@ -59,12 +59,12 @@ def landlock_version() -> int:
     return max(0, int(_system_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_GET_VERSION))))
 
 
-def guard(report: Reporter, scratch: Path | None = None) -> None:
+def guard(report: Reporter, scratch: Path) -> None:
     """Restrict this process and those that it forks, permanently.
 
     Args:
         report: Called with the reason before a forbidden action ends the process.
-        scratch: The only folder that may be written to; None for none.
+        scratch: The only folder that may be written to, apart from shared memory.
 
     Raises:
         OSError: The kernel did not restrict the process.
@@ -72,8 +72,7 @@ def guard(report: Reporter, scratch: Path | None = None) -> None:
     sys.dont_write_bytecode = True
     if landlock_version():
         _restrict_paths(scratch)
-    inside = "\0" if scratch is None else os.path.join(scratch, "")
-    sys.addaudithook(functools.partial(_audit, functools.partial(_end, report), inside))
+    sys.addaudithook(functools.partial(_audit, functools.partial(_end, report), os.path.join(scratch, "")))
 
 
 # -- Landlock ----------------------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ class _PathRule(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def _restrict_paths(scratch: Path | None) -> None:
+def _restrict_paths(scratch: Path) -> None:
     version = landlock_version()
     rights = _RIGHTS.get(version, _RIGHTS[3]) & ~(_READ_FILE | _READ_DIR)
     has_tcp, has_scope = version >= _TCP_VERSION, version >= _SCOPE_VERSION
@@ -96,9 +95,7 @@ def _restrict_paths(scratch: Path | None) -> None:
     descriptor = _checked(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), ctypes.c_uint32(0))
     # Workers hand batches over by files that torch makes and removes in /dev/shm.
     shared = _WRITE_FILE | _REMOVE_FILE | _MAKE_FILE | _TRUNCATE
-    places = [("/dev/null", _WRITE_FILE | _TRUNCATE)]
-    places += [] if scratch is None else [(str(scratch), rights), ("/dev/shm", shared)]
-    for path, allowed in places:
+    for path, allowed in (("/dev/null", _WRITE_FILE | _TRUNCATE), (str(scratch), rights), ("/dev/shm", shared)):
         with contextlib.suppress(FileNotFoundError):
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             rule = _PathRule(allowed & rights, folder)
