@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class BatchContents:
             if array is None:
                 self._n_objects += 1
                 continue
-            name, n_bytes = _dtype_and_bytes(value)
+            name = str(value.dtype).removeprefix("torch.")
+            n_bytes = value.nbytes if isinstance(value, np.ndarray) else value.numel() * value.element_size()
             self._n_tensors += 1
             self._by_dtype[name] += n_bytes
             if name.startswith(("float", "bfloat")):
@@ -95,12 +97,6 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return np.empty(0)
 
 
-def _dtype_and_bytes(value: Any) -> tuple[str, int]:
-    if isinstance(value, np.ndarray):
-        return str(value.dtype), int(value.nbytes)
-    return str(value.dtype).removeprefix("torch."), int(value.numel() * value.element_size())
-
-
 def _fits_uint8(array: np.ndarray[Any, Any]) -> bool:
     """Return whether every value is a whole number in 0…255, or one of k/255."""
     if array.size == 0:
@@ -119,13 +115,10 @@ def _fits_uint8(array: np.ndarray[Any, Any]) -> bool:
 
 def _arrays_held(dataset: Any, depth: int = 4) -> Iterator[Any]:
     for value in (getattr(dataset, "__dict__", None) or {}).values():
-        if isinstance(value, (torch.Tensor, np.ndarray)):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (each for each in value[:64] if isinstance(each, (torch.Tensor, np.ndarray)))
-        elif isinstance(value, dict):
-            yield from (each for each in list(value.values())[:64] if isinstance(each, (torch.Tensor, np.ndarray)))
-        elif depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__"):
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+        items = (value,) if several is None else islice(several, 64)
+        yield from (each for each in items if isinstance(each, (torch.Tensor, np.ndarray)))
+        if depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__"):
             yield from _arrays_held(value, depth - 1)
 
 
