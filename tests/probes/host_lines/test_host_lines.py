@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,8 @@ from lightning_perf.probes.host_lines.sampler import LineSampler
 from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
 from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.probes.timeline.loop import LoopTimer
+from lightning_perf.records import HostPhase
+from tests.fakes import FakeClock
 
 LIGHTNING_FILE = os.path.abspath(__import__("lightning").pytorch.__file__)
 
@@ -128,11 +131,16 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
 
 
+def planted(folder: Path, source: str, **names: Any) -> dict[str, Any]:
+    """Run source code from a file, where its lines can be read; return its global names."""
+    file = folder / "planted.py"
+    file.write_text(source)
+    exec(compile(source, str(file), "exec"), names)
+    return names
+
+
 def test_library_line_is_an_operator_when_it_calls_one_of_torch(tmp_path):
-    (tmp_path / "library.py").write_text("import torch\n\ndef activate(x):\n    return torch.relu(x)\n")
-    code = compile((tmp_path / "library.py").read_text(), str(tmp_path / "library.py"), "exec")
-    names = {"__name__": "library"}
-    exec(code, names)
+    names = planted(tmp_path, "import torch\n\ndef activate(x):\n    return torch.relu(x)\n", __name__="library")
     activate = names["activate"].__code__
     calls_relu = next(i.offset for i in dis.get_instructions(activate) if "CALL" in i.opname and i.opname != "PRECALL")
     mine = training_step.__code__
@@ -141,9 +149,7 @@ def test_library_line_is_an_operator_when_it_calls_one_of_torch(tmp_path):
     reader.globals_of[activate] = names
     phase = PhaseSamples()
     phase.add(stack, 1e6, 0.0, 0.0, 1)
-    profile = ProfileBuilder(reader).build({"forward": phase}, {}, (0, 9), 0.0, None)
-    assert profile is not None
-    assert profile.phases["forward"].operator_fraction == 1.0
+    assert profiled(phase, reader).operator_fraction == 1.0
 
 
 @pytest.mark.parametrize("imports", ["import torch", "import json"])
@@ -233,6 +239,11 @@ def test_stack_is_of_one_moment_when_its_thread_runs_on():
     assert seen == {("first", 2), ("second", 3)}
 
 
+def own_code_of_caller() -> OwnCode:
+    frame = sys._getframe(2)
+    return OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals)
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns before Python 3.11")
 @pytest.mark.parametrize(
     ("source", "names", "call", "is_operator"),
@@ -250,32 +261,23 @@ def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_o
     seen: list[OwnCode] = []
 
     def probe() -> None:
-        frame = sys._getframe(1)
-        seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+        seen.append(own_code_of_caller())
 
     for module in names.values():
         monkeypatch.setattr(module, call.rpartition(".")[2], probe, raising=False)
-    file = tmp_path / "planted.py"
-    file.write_text(f"def planted(self):\n    x = 1; {source}\n")
-    space = dict(names)
-    exec(compile(file.read_text(), str(file), "exec"), space)
-    space["planted"](SimpleNamespace(items=SimpleNamespace(probe=probe, split=probe)))
+    space = planted(tmp_path, f"def run(self):\n    x = 1; {source}\n", **names)
+    space["run"](SimpleNamespace(items=SimpleNamespace(probe=probe, split=probe)))
     assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
 
 
 def test_timing_decides_whether_a_number_is_a_tensors_when_it_is_converted(tmp_path):
     class Text:
         def __float__(self) -> float:
-            frame = sys._getframe(1)
-            seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+            seen.append(own_code_of_caller())
             return 0.0
 
     seen: list[OwnCode] = []
-    file = tmp_path / "planted.py"
-    file.write_text("def planted(row):\n    return [float(text) for text in row]\n")
-    space: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), space)
-    space["planted"]([Text()])
+    planted(tmp_path, "def run(row):\n    return [float(text) for text in row]\n")["run"]([Text()])
     assert (seen[0].call, seen[0].is_operator) == ("float", None)
 
 
@@ -286,14 +288,9 @@ def test_own_code_runs_nothing_of_a_global_object_when_that_computes_its_class(t
             raise RuntimeError("the proxy refers to nothing")
 
         def __call__(self) -> OwnCode:
-            frame = sys._getframe(1)
-            return OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals)
+            return own_code_of_caller()
 
-    file = tmp_path / "planted.py"
-    file.write_text("def planted():\n    return proxy()\n")
-    space: dict[str, Any] = {"proxy": Proxy()}
-    exec(compile(file.read_text(), str(file), "exec"), space)
-    own = space["planted"]()
+    own = planted(tmp_path, "def run():\n    return proxy()\n", proxy=Proxy())["run"]()
     assert (own.call, own.is_operator) == ("proxy", False)
 
 
@@ -326,10 +323,13 @@ def samples(*stacks_of: tuple[tuple[tuple[Any, int], ...], float, int]) -> Phase
     return phase
 
 
+def profiled(phase: PhaseSamples, reader: StackReader | None = None) -> HostPhase:
+    """Return the record of the samples of one phase."""
+    return ProfileBuilder(reader or StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None).phases["forward"]
+
+
 def found(phase: PhaseSamples) -> list[tuple[str, int, float]]:
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
-    assert profile is not None
-    return [(line.function, line.line, round(line.share, 3)) for line in profile.phases["forward"].lines]
+    return [(line.function, line.line, round(line.share, 3)) for line in profiled(phase).lines]
 
 
 def test_line_of_the_function_called_is_named_when_it_holds_the_time():
@@ -339,23 +339,20 @@ def test_line_of_the_function_called_is_named_when_it_holds_the_time():
 
 def test_lines_of_the_hook_itself_are_kept_beside_those_of_functions():
     phase = samples((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11),), 10, 5))
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
-    outer = profile.phases["forward"].outer_lines
+    outer = profiled(phase).outer_lines
     assert [(line.line, line.call, round(line.share, 3)) for line in outer] == [(10, "helper", 0.9), (11, "", 0.1)]
 
 
 def test_lines_of_the_hook_with_little_time_are_left_out():
     phase = samples((((training_step, 10),), 995, 50), (((training_step, 11),), 5, 5))
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
-    assert [line.line for line in profile.phases["forward"].outer_lines] == [10]
+    assert [line.line for line in profiled(phase).outer_lines] == [10]
 
 
 def test_mean_step_of_a_line_is_weighted_by_time():
     phase = PhaseSamples()
     for line, ms, step in ((10, 1, 0), (10, 3, 100), (11, 4, 10)):
         phase.add(stacks.Stack(((training_step.__code__, -1, line),), None, "user"), ms * 1e6, 0.0, 0.0, step)
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 100), 0.0, None)
-    found = profile.phases["forward"]
+    found = profiled(phase)
     assert {line.line: line.mean_step for line in found.lines} == {10: 75.0, 11: 10.0}
     assert {line.line: line.n_steps for line in found.lines} == {10: 2, 11: 1}
     assert (found.mean_step, found.n_steps) == (42.5, 3)
@@ -363,8 +360,7 @@ def test_mean_step_of_a_line_is_weighted_by_time():
 
 def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():
     def called_at(*paths):
-        profile = ProfileBuilder(StackReader()).build({"forward": samples(*paths)}, {}, (0, 9), 0.0, None)
-        return [line.called_at for line in profile.phases["forward"].lines]
+        return [line.called_at for line in profiled(samples(*paths)).lines]
 
     site = os.path.basename(__file__)
     assert called_at((((training_step, 10), (helper, 5)), 90, 45)) == [f"{site}:10"]
@@ -384,10 +380,8 @@ def test_lines_share_no_time_when_their_shares_are_added():
 
 def test_effective_samples_are_few_when_one_call_holds_most_of_the_time():
     phase = samples((((helper, 1),), 900, 1), (((training_step, 1),), 100, 50))
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
-    assert profile is not None
-    assert profile.phases["forward"].n_samples == 51
-    assert profile.phases["forward"].n_effective < 2
+    assert profiled(phase).n_samples == 51
+    assert profiled(phase).n_effective < 2
 
 
 def test_memory_is_bounded_when_every_stack_is_another(monkeypatch):
@@ -419,16 +413,11 @@ def run_of() -> Any:
     return SimpleNamespace(loop=Loop(), probes=SimpleNamespace(find=lambda kind: None))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.ns = 0
-        self.late_ns = 0
-
-    def __call__(self) -> int:
-        return self.ns
+class Clock(FakeClock):
+    late_ns = 0
 
     def sleep(self, seconds: float) -> None:
-        self.ns += int(seconds * 1e9) + self.late_ns
+        self.now += int(seconds * 1e9) + self.late_ns
 
 
 @pytest.fixture
@@ -471,7 +460,7 @@ def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):
 def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
     line_sampler.burst()
     line_sampler.cost_ns = 1_000_000_000
-    assert line_sampler._rest_s() >= 0.5 * (1 / sampler.MAX_SHARE - clock.ns / 1e9)
+    assert line_sampler._rest_s() >= 0.5 * (1 / sampler.MAX_SHARE - clock.now / 1e9)
 
 
 def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
@@ -567,13 +556,13 @@ def test_garbage_collection_counts_for_the_line_that_calls_it():
 
 
 def test_automatic_collection_counts_when_its_end_is_not_counted_yet(clock):
-    clock.ns = 1
+    clock.now = 1
     pauses = GarbagePauses(clock)
     pauses._on_collection("start", {"generation": 2})
-    clock.ns += 300_000_000
+    clock.now += 300_000_000
     assert pauses.automatic_so_far_ns() == 0.3e9
     pauses._on_collection("stop", {"generation": 2})
-    clock.ns += 100_000_000
+    clock.now += 100_000_000
     assert pauses.automatic_so_far_ns() == pauses.automatic_ns == 0.3e9
 
 
