@@ -67,9 +67,15 @@ class Loop:
         return times
 
 
-def test_step_is_the_time_from_one_fetch_to_the_next() -> None:
+def begun() -> Loop:
+    """Return a loop in its first epoch."""
     loop = Loop()
     loop.epoch(0)
+    return loop
+
+
+def test_step_is_the_time_from_one_fetch_to_the_next() -> None:
+    loop = begun()
     for _ in range(10):
         loop.step()
     times = loop.times()
@@ -102,8 +108,7 @@ def test_steps_are_measured_when_each_epoch_has_one_batch(n_epochs: int) -> None
 
 
 def test_warmup_is_left_out_when_the_first_steps_are_slow() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for forward_s in (9.0, 5.0, 3.0, *[0.3] * 30):
         loop.step(forward_s=forward_s)
     times = loop.times()
@@ -150,8 +155,7 @@ def test_both_fetches_belong_to_the_first_step_when_the_loader_is_read_one_ahead
 
 
 def test_fetch_inside_a_step_begins_no_row_and_is_not_forward() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for size in (4, 4, 4, 4, 4, 2):
         loop.probe.batch_begins(None if size == 4 else BATCH)  # at first none, later the last step's batch
         with loop.computing:
@@ -166,8 +170,7 @@ def test_fetch_inside_a_step_begins_no_row_and_is_not_forward() -> None:
 
 
 def test_step_counts_as_none_when_it_was_skipped_or_broke_off() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for _ in range(5):
         loop.step()
     loop.fetch(0.1)
@@ -184,8 +187,7 @@ def test_step_counts_as_none_when_it_was_skipped_or_broke_off() -> None:
 
 
 def test_batch_that_never_began_ends_nothing() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     loop.step()
     loop.fetch(0.1)
     loop.probe.batch_ends(None)
@@ -210,8 +212,7 @@ def test_epochs_add_up_to_the_wall_time() -> None:
 
 
 def test_steps_of_a_profiler_window_count_in_no_statistic() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for i in range(40):
         if i == 20:
             loop.probe.profiling(True)
@@ -230,8 +231,7 @@ def test_steps_of_a_profiler_window_count_in_no_statistic() -> None:
 )
 def test_times_do_not_depend_on_when_rows_are_aggregated(fetches: list[float], every: int) -> None:
     def run(folds: bool) -> StageTimes:
-        loop = Loop()
-        loop.epoch(0)
+        loop = begun()
         for _ in range(20):  # the warm-up is known from here on
             loop.step()
         loop.probe.aggregate()
@@ -254,8 +254,7 @@ def test_times_do_not_depend_on_when_rows_are_aggregated(fetches: list[float], e
 
 
 def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     longest = 0
     for _ in range(5000):
         loop.step()
@@ -300,8 +299,7 @@ def test_batch_size_is_the_first_tensors_first_dimension(batch: Any, expected: i
 
 
 def test_samples_are_unknown_when_a_batch_is_of_no_known_kind() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for batch in (BATCH, BATCH, BATCH, Point(), BATCH):
         loop.step(batch=batch)
     assert loop.times().samples_per_s is None
@@ -323,8 +321,7 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_batch_is_searched_once_when_it_has_no_tensors(visited: list[int]) -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for _ in range(5):
         loop.step(batch=[{"a": 1.0}, {"a": 2.0}])
     assert len(visited) == 2 * 5  # the list, two dicts and two numbers, for samples and for tokens
@@ -332,8 +329,7 @@ def test_batch_is_searched_once_when_it_has_no_tensors(visited: list[int]) -> No
 
 
 def test_batches_are_searched_once_per_type_when_types_take_turns(visited: list[int]) -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for _ in range(5):
         loop.step(batch=BATCH)
         loop.step(batch=[BATCH, BATCH])
@@ -343,16 +339,14 @@ def test_batches_are_searched_once_per_type_when_types_take_turns(visited: list[
 
 
 def test_batch_is_searched_again_when_its_structure_changes() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for batch in ({"x": BATCH}, {"y": BATCH}, {"x": BATCH, "y": 1}):
         loop.step(batch=batch)
     assert loop.probe.epochs_so_far()[0].samples == 12
 
 
 def test_search_of_a_batch_ends_when_it_holds_many_numbers(visited: list[int]) -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     loop.step(batch=[[float(n) for n in range(400)] for _ in range(100)])
     assert len(visited) == 2 * plain.MAX_VISITED
 
@@ -363,8 +357,7 @@ def test_tensor_behind_many_numbers_is_not_found() -> None:
 
 
 def test_batch_size_is_read_again_when_batches_change_type() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     for batch in (BATCH, [BATCH, BATCH], {"x": BATCH}, BATCH, [BATCH]):
         loop.step(batch=batch)
     assert loop.probe.epochs_so_far()[0].samples == 20
@@ -394,8 +387,7 @@ def test_epoch_without_a_step_is_not_counted() -> None:
 
 
 def test_median_step_of_an_epoch_leaves_out_its_first_and_profiled_ones() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     loop.step(fetch_s=9.0)
     loop.probe.profiling(True)
     for _ in range(5):
@@ -445,8 +437,7 @@ def test_epoch_has_no_time_of_ours_when_we_pause_the_training_after_it() -> None
 
 
 def test_first_step_is_known_when_something_left_it_out_of_the_statistics() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     loop.probe.leave_out()  # as a compiler does that works in it
     loop.step(forward_s=9.0)
     for _ in range(5):
@@ -457,8 +448,7 @@ def test_first_step_is_known_when_something_left_it_out_of_the_statistics() -> N
 
 
 def test_first_step_is_unknown_when_a_profiler_window_held_it() -> None:
-    loop = Loop()
-    loop.epoch(0)
+    loop = begun()
     loop.probe.profiling(True)
     loop.step(forward_s=9.0)
     loop.probe.profiling(False)

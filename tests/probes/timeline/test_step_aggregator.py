@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_perf.probes.timeline.spans import N_PHASES, OWN, PHASE_INDEX
+from lightning_perf.probes.timeline.spans import OWN, PHASE_INDEX
 from lightning_perf.probes.timeline.step_aggregator import (
     FIRST_STEP,
     KIND,
@@ -15,6 +15,7 @@ from lightning_perf.probes.timeline.step_aggregator import (
     USUAL_STEP,
     StepAggregator,
 )
+from lightning_perf.records import StageTimes
 
 MS = 1_000_000
 
@@ -35,16 +36,19 @@ def aggregated(*parts: NDArray[np.int64]) -> StepAggregator:
     return aggregator
 
 
+def times_of(*parts: NDArray[np.int64]) -> StageTimes:
+    times = aggregated(*parts).stage_times(0)
+    assert times is not None
+    return times
+
+
 def test_nothing_is_reported_when_there_were_no_steps() -> None:
     assert StepAggregator().stage_times(0) is None
     assert aggregated(rows(3, NOT_A_STEP, validation=5)).stage_times(0) is None
 
 
 def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
-    times = aggregated(rows(30, forward=10), rows(1, NOT_A_STEP, epoch_boundary=200), rows(30, forward=10)).stage_times(
-        0
-    )
-    assert times is not None
+    times = times_of(rows(30, forward=10), rows(1, NOT_A_STEP, epoch_boundary=200), rows(30, forward=10))
     assert times.n_steps == 60
     assert times.span_s == pytest.approx(0.8)
     assert times.step_s.p99 == pytest.approx(0.01, rel=0.01)
@@ -62,36 +66,32 @@ def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
     ],
 )
 def test_fastest_steps_are_those_of_full_batches_when_some_are_smaller(n_smaller, samples, fastest_s) -> None:
-    times = aggregated(rows(160, forward=10), rows(n_smaller, samples=samples, forward=8)).stage_times(0)
-    assert times is not None
+    times = times_of(rows(160, forward=10), rows(n_smaller, samples=samples, forward=8))
     assert times.phases["forward"].p01_s == pytest.approx(fastest_s, rel=0.01)
 
 
 def test_time_of_perfdoctors_own_hooks_is_summed_without_rows_that_are_left_out() -> None:
     usual, left_out = rows(10, forward=10, callbacks=1), rows(3, LEFT_OUT_STEP, forward=10, callbacks=9)
     usual[:, OWN], left_out[:, OWN] = MS // 2, 8 * MS
-    times = aggregated(usual, left_out).stage_times(0)
-    assert times is not None
+    times = times_of(usual, left_out)
     assert times.own_s == pytest.approx(0.005)
     assert times.span_s == pytest.approx(0.11)
 
 
 def test_validation_of_a_row_is_no_part_of_its_step() -> None:
-    times = aggregated(rows(10, forward=10), rows(1, forward=10, validation=500, checkpoint=100)).stage_times(0)
-    assert times is not None
+    times = times_of(rows(10, forward=10), rows(1, forward=10, validation=500, checkpoint=100))
     assert times.step_s.p99 == pytest.approx(0.01, rel=0.01)
     assert times.phases["validation"].total_s == pytest.approx(0.5)
 
 
 def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
-    times = aggregated(
+    times = times_of(
         rows(50, forward=10, data_wait=1),
         rows(1, forward=10, data_wait=90),
         rows(20, forward=10, data_wait=1),
         rows(1, forward=60, data_wait=1),
         rows(1, forward=25, data_wait=1),  # not three times the median
-    ).stage_times(0)
-    assert times is not None
+    )
     outliers = times.outliers
     assert outliers is not None
     assert outliers.n == 2
@@ -102,8 +102,7 @@ def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
 
 
 def test_outliers_are_not_reported_when_steps_are_few() -> None:
-    times = aggregated(rows(18, forward=10), rows(1, forward=90)).stage_times(0)
-    assert times is not None
+    times = times_of(rows(18, forward=10), rows(1, forward=90))
     assert times.outliers is None
     assert times.is_steady is None
 
@@ -123,25 +122,21 @@ def test_only_the_ten_slowest_are_kept_when_many_are_slow() -> None:
 @pytest.mark.parametrize("period", [2, 4, 7])
 def test_waits_that_come_in_a_rhythm_are_bursts(period: int) -> None:
     parts = [rows(1, forward=10, data_wait=8 if i % period == 0 else 0) for i in range(40 * period)]
-    times = aggregated(*parts).stage_times(0)
-    assert times is not None
+    times = times_of(*parts)
     assert times.fetch is not None
-    assert times.fetch.burst_period == period
-    assert times.fetch.burst_fraction == pytest.approx(1.0)
+    assert (times.fetch.burst_period, times.fetch.burst_fraction) == (period, pytest.approx(1.0))
     assert times.fetch.waiting_fraction == pytest.approx(1 / period)
 
 
 def test_there_is_no_rhythm_when_waits_are_few() -> None:
-    times = aggregated(rows(100, forward=10), rows(5, forward=10, data_wait=8)).stage_times(0)
-    assert times is not None
+    times = times_of(rows(100, forward=10), rows(5, forward=10, data_wait=8))
     assert times.fetch is not None
     assert times.fetch.burst_period is None
     assert times.fetch.p90_over_p50 is None  # the median is 0
 
 
 def test_first_fetch_is_moved_to_the_boundary_but_for_a_usual_one() -> None:
-    times = aggregated(rows(20, forward=10, data_wait=2), rows(1, FIRST_STEP, forward=10, data_wait=52)).stage_times(0)
-    assert times is not None
+    times = times_of(rows(20, forward=10, data_wait=2), rows(1, FIRST_STEP, forward=10, data_wait=52))
     assert times.n_steps == 20
     assert times.phases["data_wait"].total_s == pytest.approx(21 * 0.002)
     assert times.phases["epoch_boundary"].total_s == pytest.approx(0.050)
@@ -158,20 +153,14 @@ def test_first_fetch_is_moved_when_it_is_added_alone() -> None:
 
 
 def test_samples_are_unknown_when_those_of_one_step_are() -> None:
-    assert aggregated(rows(5, forward=1)).stage_times(0).samples_per_s == pytest.approx(4000)  # type: ignore[union-attr]
-    times = aggregated(rows(5, forward=1), rows(1, samples=-1, forward=1)).stage_times(0)
-    assert times is not None
+    assert times_of(rows(5, forward=1)).samples_per_s == pytest.approx(4000)
+    times = times_of(rows(5, forward=1), rows(1, samples=-1, forward=1))
     assert times.samples_per_s is None
 
 
 def test_profiled_steps_are_left_out_of_everything() -> None:
-    plain = aggregated(rows(40, forward=10)).stage_times(0)
-    aggregator = aggregated(
-        rows(20, forward=10), rows(5, LEFT_OUT_STEP, forward=900, data_wait=900), rows(20, forward=10)
-    )
-    times = aggregator.stage_times(0)
-    assert plain is not None
-    assert times is not None
+    plain = times_of(rows(40, forward=10))
+    times = times_of(rows(20, forward=10), rows(5, LEFT_OUT_STEP, forward=900, data_wait=900), rows(20, forward=10))
     assert times.span_s == plain.span_s
     assert times.step_s == plain.step_s
     assert times.outliers == plain.outliers
@@ -204,10 +193,8 @@ def test_timeline_merges_blocks_and_loses_no_step(batches: int) -> None:
 
 
 def test_run_is_not_steady_when_its_halves_differ() -> None:
-    assert aggregated(rows(100, forward=10)).stage_times(0).is_steady is True  # type: ignore[union-attr]
-    times = aggregated(rows(50, forward=10), rows(50, forward=12)).stage_times(0)
-    assert times is not None
-    assert times.is_steady is False
+    assert times_of(rows(100, forward=10)).is_steady is True
+    assert times_of(rows(50, forward=10), rows(50, forward=12)).is_steady is False
 
 
 def test_mean_and_spread_are_exact_while_quantiles_are_within_one_percent() -> None:
@@ -215,9 +202,7 @@ def test_mean_and_spread_are_exact_while_quantiles_are_within_one_percent() -> N
     durations = random.integers(5 * MS, 20 * MS, 2000)
     made = rows(2000)
     made[:, PHASE_INDEX["forward"]] = durations
-    times = aggregated(made).stage_times(0)
-    assert times is not None
+    times = times_of(made)
     assert times.step_s.mean == pytest.approx(durations.mean() / 1e9)
     assert times.step_s.std == pytest.approx(durations.std() / 1e9)
     assert times.step_s.p95 == pytest.approx(np.quantile(durations, 0.95) / 1e9, rel=0.011)
-    assert len(made[0]) == RECORD_WIDTH > N_PHASES
