@@ -149,12 +149,9 @@ SHARED: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
-def test_loader_is_refused_when_its_dataset_shares(
-    make: Callable[[Path], Any], num_workers: int, tmp_path: Path
-) -> None:
-    assert "the dataset holds" in refused(Holding([make(tmp_path)]), num_workers=num_workers)
+def test_loader_is_refused_when_its_dataset_shares(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    assert "the dataset holds" in refused(Holding([make(tmp_path)]))
 
 
 class Tool:
@@ -189,13 +186,12 @@ CALLING: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("make", "reason"), CALLING.values(), ids=CALLING)
 def test_loader_is_refused_when_its_code_calls_code_in_c_that_is_not_known(
-    make: Callable[[], Any], reason: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "planted", PLANTED)
-    assert f"the dataset calls {reason}" in refused(Holding([make()]), num_workers=num_workers)
+    assert f"the dataset calls {reason}" in refused(Holding([make()]))
 
 
 class Counted(Holding):
