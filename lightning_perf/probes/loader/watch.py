@@ -132,9 +132,7 @@ class LoaderWatch(Probe):
         trainer = self.trainer
         if trainer.fast_dev_run:
             return False
-        if trainer.should_stop and not any(
-            plain.stored(each, "stopped_epoch") for each in trainer.early_stopping_callbacks
-        ):
+        if trainer.should_stop and not any(map(has_stopped, trainer.early_stopping_callbacks)):
             self._reason = "the training was stopped, perhaps because its process has to end"
             return False
         wall_s = self.loop.wall_ns() / 1e9
@@ -201,6 +199,12 @@ class LoaderWatch(Probe):
         if sum(shares) <= share:
             return None
         return _only_loader(self.trainer.train_dataloader)
+
+
+def has_stopped(callback: Any) -> bool:
+    """Return whether an ``EarlyStopping`` ended the training; its ``stopped_epoch`` is 0 in the first epoch, too."""
+    epoch, n_waits, patience = (plain.stored(callback, name) for name in ("stopped_epoch", "wait_count", "patience"))
+    return bool(epoch or (n_waits and n_waits >= patience))
 
 
 def _only_loader(loaders: Any) -> Any:
