@@ -62,7 +62,6 @@ def stack_of(frame: FrameType, reader: StackReader | None = None) -> Stack | Non
 
 def lines(frame: FrameType) -> list[str]:
     stack = stack_of(frame)
-    assert stack is not None
     return [code.co_name for code, _, _ in stack.lines]
 
 
@@ -77,7 +76,6 @@ def test_lines_are_those_of_the_frames():
 
     frame = run_by_lightning(called)
     stack = stack_of(frame)
-    assert stack is not None
     assert [line for _, _, line in stack.lines] == [frame.f_lineno] == [called.__code__.co_firstlineno + 2]
 
 
@@ -159,7 +157,6 @@ def test_reader_keeps_the_librarys_frame_when_it_may_call_operators(imports, mon
     monkeypatch.setitem(globals(), "helper", names["run"])
     frame = run_by_lightning(training_step)
     stack = StackReader().read(list(frames_of(1, lambda: {1: frame})))
-    assert stack is not None
     assert (stack.leaf, stack.inner is not None) == ("other", imports == "import torch")
 
 
@@ -482,7 +479,6 @@ def test_thread_ends_when_the_sampler_is_garbage_collected():
     own = LineSampler(run_of())
     own.start()
     thread = own._background.thread
-    assert thread is not None
     del own
     gc.collect()
     thread.join(30)
@@ -596,7 +592,6 @@ def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch)
     own = LineSampler(run_of())
     own.start()
     thread = own._background.thread
-    assert thread is not None
 
     joined: list[int] = []
     join = thread.join

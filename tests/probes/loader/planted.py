@@ -253,7 +253,6 @@ def probed(loader: Any, limit_s: float = 2.5, **arguments: Any) -> LoaderProbe:
         record = prober.start(loader) or prober.wait()
     finally:
         prober.close()
-    assert record is not None
     assert not (left := left_since(before)), left
     return record
 

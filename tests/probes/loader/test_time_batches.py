@@ -87,7 +87,6 @@ def prober_of_batches(limit_s: float = 60.0) -> LoaderProber:
 
 def measured(record: LoaderProbe | None) -> float | str:
     """Return the seconds of a batch, or why they are not known."""
-    assert record is not None
     return record.curve[0].batch_s if record.curve else record.reason
 
 
@@ -290,7 +289,6 @@ def test_batches_timing_has_a_reason_when_the_dataset_has_no_usable_length() -> 
 def test_batches_timing_refuses_with_a_reason_when_the_loader_cannot_be_measured(loader: object, reason: str) -> None:
     prober = prober_of_batches()
     record = prober.start(loader)
-    assert record is not None
     assert record.status == "refused"
     assert reason in record.reason
     assert prober.poll() is record

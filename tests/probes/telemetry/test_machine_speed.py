@@ -37,7 +37,6 @@ def trained(
     monkeypatch.setattr(machine_speed, "_run_benchmark", piece)
     run: Any = SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock, has_history=True)
     probe = MachineSpeedProbe.open(run)
-    assert probe is not None
     for _ in range(n_steps):
         clock.ns += 1_000_000
         if probe.next_step <= main.n_steps:
@@ -47,8 +46,6 @@ def trained(
 
 
 def fixed_s(probe: MachineSpeedProbe) -> Any:
-    steady = build_session().steady
-    assert steady is not None
     part = probe.part(build_session())
     return part["steady"].fixed_python_s if part else None
 

@@ -99,14 +99,11 @@ class Loop(ActionSpans):
     def device_times(self) -> DeviceTimes:
         session = msgspec.structs.replace(ddp(), steady=without_phases())
         steady = {"steady": session.steady, **self.probe.part(session)}["steady"]
-        assert steady.device is not None
         return steady.device
 
 
 def without_phases() -> Any:
     steady = ddp().steady
-    assert steady is not None
-    assert steady.device is not None
     device = msgspec.structs.replace(steady.device, phases={}, n_phases_sampled=0)
     return msgspec.structs.replace(steady, device=device)
 
@@ -406,7 +403,6 @@ def trained(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Session:
     patch.setattr(steps, "device_clock", lambda _, on_fail: (DeviceClock(device.event, "fake", on_fail), ""))
     doctor = PerfDoctor(schedule=None, reports=[], probe_data=False)
     TRAININGS[name](doctor, folder, device)
-    assert doctor.session is not None
     return doctor.session
 
 
@@ -414,8 +410,6 @@ def trained(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Session:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training_has_phases_of_its_device(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = trained(name, tmp_path, monkeypatch)
-    assert session.steady is not None
-    assert session.steady.device is not None
     phases = session.steady.device.phases
     assert set(phases) == {"forward", "backward", "optimizer"}
     assert phases["forward"] > 19e-6
@@ -439,5 +433,4 @@ def test_cpu_has_no_phases_of_a_device(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     doctor = PerfDoctor(schedule=None, reports=[], probe_data=False)
     fit(doctor, tmp_path, FakeDevice(RealClock()), is_manual=False)
-    assert doctor.session is not None
     assert not [name for name in doctor.session.missing if name.startswith("steady.device.")]

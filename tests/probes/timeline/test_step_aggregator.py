@@ -37,9 +37,7 @@ def aggregated(*parts: NDArray[np.int64]) -> StepAggregator:
 
 
 def times_of(*parts: NDArray[np.int64]) -> StageTimes:
-    times = aggregated(*parts).stage_times(0)
-    assert times is not None
-    return times
+    return aggregated(*parts).stage_times(0)
 
 
 def test_nothing_is_reported_when_there_were_no_steps() -> None:
@@ -93,7 +91,6 @@ def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
         rows(1, forward=25, data_wait=1),  # not three times the median
     )
     outliers = times.outliers
-    assert outliers is not None
     assert outliers.n == 2
     assert outliers.threshold_s == pytest.approx(0.033, rel=0.01)
     assert [(worst.step, worst.phase) for worst in outliers.worst] == [(50, "data_wait"), (71, "forward")]
@@ -113,8 +110,6 @@ def test_only_the_ten_slowest_are_kept_when_many_are_slow() -> None:
         aggregator.add(rows(1, forward=100 + i))
         aggregator.add(rows(10, forward=10))
     times = aggregator.stage_times(0)
-    assert times is not None
-    assert times.outliers is not None
     assert times.outliers.n == 30
     assert [w.duration_s for w in times.outliers.worst] == pytest.approx([(129 - i) / 1e3 for i in range(10)])
 
@@ -123,14 +118,12 @@ def test_only_the_ten_slowest_are_kept_when_many_are_slow() -> None:
 def test_waits_that_come_in_a_rhythm_are_bursts(period: int) -> None:
     parts = [rows(1, forward=10, data_wait=8 if i % period == 0 else 0) for i in range(40 * period)]
     times = times_of(*parts)
-    assert times.fetch is not None
     assert (times.fetch.burst_period, times.fetch.burst_fraction) == (period, pytest.approx(1.0))
     assert times.fetch.waiting_fraction == pytest.approx(1 / period)
 
 
 def test_there_is_no_rhythm_when_waits_are_few() -> None:
     times = times_of(rows(100, forward=10), rows(5, forward=10, data_wait=8))
-    assert times.fetch is not None
     assert times.fetch.burst_period is None
     assert times.fetch.p90_over_p50 is None  # the median is 0
 
@@ -140,7 +133,6 @@ def test_first_fetch_is_moved_to_the_boundary_but_for_a_usual_one() -> None:
     assert times.n_steps == 20
     assert times.phases["data_wait"].total_s == pytest.approx(21 * 0.002)
     assert times.phases["epoch_boundary"].total_s == pytest.approx(0.050)
-    assert times.fetch is not None
     assert times.fetch.first_s == pytest.approx((0.052,))
 
 
@@ -148,7 +140,6 @@ def test_first_fetch_is_moved_when_it_is_added_alone() -> None:
     aggregator = aggregated(rows(20, forward=10, data_wait=2))
     aggregator.add(rows(1, FIRST_STEP, forward=10, data_wait=52))
     times = aggregator.stage_times(0)
-    assert times is not None
     assert times.phases["epoch_boundary"].total_s == pytest.approx(0.050, rel=0.01)
 
 
@@ -179,7 +170,6 @@ def test_timeline_merges_blocks_and_loses_no_step(batches: int) -> None:
         made[:, PHASE_INDEX["forward"]] = durations[part] * MS
         aggregator.add(made)
     times = aggregator.stage_times(0)
-    assert times is not None
     blocks = times.timeline
     assert 256 <= len(blocks) <= 512
     assert sum(b.n_steps for b in blocks) == n
