@@ -60,13 +60,6 @@ class Unsized(Items):
         raise TypeError("not known")
 
 
-class OnMeta(Items):
-    """A stand-in for a device: a tensor that is not on the CPU."""
-
-    def __init__(self) -> None:
-        self.table = [torch.zeros(1), torch.zeros(1, device="meta")]
-
-
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         raise AssertionError("must not be iterated")
@@ -90,8 +83,8 @@ def measured(record: LoaderProbe | None) -> float | str:
     return record.curve[0].batch_s if record.curve else record.reason
 
 
-def measure(loader: DataLoader, limit_s: float = 60.0) -> float | str:
-    prober = prober_of_batches(limit_s)
+def measure(loader: DataLoader) -> float | str:
+    prober = prober_of_batches()
     try:
         assert prober.start(loader) is None
         return measured(prober.wait())
@@ -190,14 +183,6 @@ def test_batches_timing_has_the_reason_when_the_dataset_fails(act: Any, reason: 
     assert reason in str(measure(loader_of(Items(act))))
 
 
-def test_batches_timing_kills_its_child_when_the_dataset_hangs() -> None:
-    for limit_s in (0.2, 2.0, 20.0):  # on a busy machine, the child comes to its batch late
-        reason = measure(loader_of(Items(hangs)), limit_s)
-        if "making a batch" in str(reason):
-            break
-    assert reason == f"it took longer than {limit_s:g} s while making a batch"
-
-
 def test_batches_timing_leaves_no_child_when_closed_early_and_twice() -> None:
     prober = prober_of_batches()
     assert prober.start(loader_of(Items(hangs))) is None
@@ -271,14 +256,9 @@ def test_batches_timing_has_a_reason_when_the_dataset_has_no_usable_length() -> 
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        ([1, 2], "list is not a torch.utils.data.DataLoader"),
-        (type("MyLoader", (DataLoader,), {"__iter__": iter})(Items(), num_workers=2), "MyLoader overrides __iter__"),
         (DataLoader(Items(), batch_size=4), "has no workers"),
         (loader_of(Stream()), "IterableDataset"),
         (loader_of(Items(multiprocessing.Lock())), "multiprocessing.synchronize.Lock"),
-        (loader_of(OnMeta()), "tensors on a device"),
-        (loader_of(torch.utils.data.Subset(OnMeta(), [0])), "tensors on a device"),
-        (loader_of([]), "empty"),
         (loader_of(Items(), batch_size=None), "batch_size is None"),
         (
             DataLoader(Items(), batch_sampler=BatchSampler(SequentialSampler(Items()), 2, False), num_workers=2),

@@ -10,35 +10,26 @@ import pytest
 
 from lightning_perf.probes.telemetry import machine_speed
 from lightning_perf.probes.telemetry.machine_speed import EVERY_STEPS, MAX_TIMES, MIN_TIMES, MachineSpeedProbe
+from tests.fakes import FakeClock
 from tests.rules.session_builder import build_session
-
-
-class Clock:
-    """A clock that the training and the piece of Python move."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def __call__(self) -> int:
-        return self.ns
 
 
 def trained(
     monkeypatch: pytest.MonkeyPatch, n_steps: int, piece_ns: int = 20_000
 ) -> tuple[MachineSpeedProbe, list[int]]:
     """Train for some steps; return the probe and the steps after which it timed the piece."""
-    clock, timed = Clock(), []
+    clock, timed = FakeClock(), []
     main = SimpleNamespace(n_steps=0)
 
     def piece() -> None:
         timed.append(main.n_steps)
-        clock.ns += piece_ns
+        clock.now += piece_ns
 
     monkeypatch.setattr(machine_speed, "_run_benchmark", piece)
     run: Any = SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock, has_history=True)
     probe = MachineSpeedProbe.open(run)
     for _ in range(n_steps):
-        clock.ns += 1_000_000
+        clock.advance(1e-3)
         if probe.next_step <= main.n_steps:
             probe.step_ends()
         main.n_steps += 1
