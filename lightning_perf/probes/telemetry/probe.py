@@ -56,7 +56,7 @@ class TelemetryProbe(Probe):
     """One run's telemetry. Created and started in the training thread.
 
     ``host`` or ``gpu`` is None if it cannot be read. ``step`` returns the number of finished steps; samples count from
-    the first on. ``hz`` is the rate after the first seconds.
+    the first on.
     """
 
     name = field = "telemetry"
@@ -71,12 +71,10 @@ class TelemetryProbe(Probe):
         now_ns: Callable[[], int],
         start_ns: int,
         step: Callable[[], int],
-        hz: float = DEFAULT_HZ,
     ) -> None:
         self.fetch_watch = FetchWatch(now_ns)
         self._host, self._gpu, self._packages = host, gpu, packages
         self._now_ns, self._start_ns, self._step = now_ns, start_ns, step
-        self._hz = hz
         self._last_s = 0.0
         self._timeline = MetricTimeline()
         self._ledger = EnergyLedger(self._elapsed_s())
@@ -118,7 +116,7 @@ class TelemetryProbe(Probe):
     def start(self) -> None:
         self.sample()
         self._started_s = time.monotonic()
-        self._background.start(pause_s(self._hz, 0.0, 0.0))
+        self._background.start(pause_s(0.0, 0.0))
 
     def close(self) -> None:
         """Take a last sample and stop. Can be called twice."""
@@ -213,7 +211,7 @@ class TelemetryProbe(Probe):
         self._mean_cost_s = cost_s if self._mean_cost_s == 0 else 0.8 * self._mean_cost_s + 0.2 * cost_s
         self._cpu_s = time.thread_time()  # all of this thread's
         self._ran_s = time.monotonic() - self._started_s
-        return pause_s(self._hz, self._ran_s, self._mean_cost_s)
+        return pause_s(self._ran_s, self._mean_cost_s)
 
     def _elapsed_s(self) -> float:
         return (self._now_ns() - self._start_ns) / 1e9
@@ -230,7 +228,7 @@ class TelemetryProbe(Probe):
             }
             energy = self._ledger.record()
             return Telemetry(
-                hz=self._hz,
+                hz=DEFAULT_HZ,
                 sampler_core_fraction=self._cpu_s / self._ran_s if self._ran_s >= 1 else None,
                 devices=() if self._gpu is None else (self._gpu.record(),),
                 host=None if self._host is None else self._host.record(extra),
@@ -252,14 +250,10 @@ class TelemetryProbe(Probe):
         return missing
 
 
-def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
-    """Return seconds until the next sample: ``1 / hz``, or longer to limit core time at ``cost_s`` per sample.
-
-    More is allowed in the first seconds.
-    """
-    is_first = ran_s < FIRST_S
-    usual_s = 1.0 / (max(hz, FIRST_HZ) if is_first else hz)
-    return max(usual_s, cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION))
+def pause_s(ran_s: float, cost_s: float) -> float:
+    """Return seconds until the next sample after ``ran_s`` seconds, so that samples of ``cost_s`` take little CPU."""
+    hz, core_fraction = (FIRST_HZ, FIRST_CORE_FRACTION) if ran_s < FIRST_S else (DEFAULT_HZ, MAX_CORE_FRACTION)
+    return max(1.0 / hz, cost_s / core_fraction)
 
 
 def with_cost(session: Session, rates: Rates, wall_s: float) -> Telemetry | None:

@@ -21,11 +21,11 @@ from .fake_nvml import ERRORS, FakeNvml, gpu
 class Scripted:
     """A run whose clock and steps a test sets."""
 
-    def __init__(self, reader: Any = None, hz: float = 1.0, host: Any = None) -> None:
+    def __init__(self, reader: Any = None, host: Any = None) -> None:
         self.now_s, self.n_steps = 0.0, 0
         packages = SimpleNamespace(read=lambda: None, missing_reason="no RAPL")
         self.probe = TelemetryProbe(
-            host, reader, packages, now_ns=lambda: int(self.now_s * 1e9), start_ns=0, step=lambda: self.n_steps, hz=hz
+            host, reader, packages, now_ns=lambda: int(self.now_s * 1e9), start_ns=0, step=lambda: self.n_steps
         )  # fmt: skip
 
     def sample(self, at_s: float, n_steps: int) -> None:
@@ -131,7 +131,7 @@ def test_reason_is_reported_when_the_device_is_lost_during_the_run() -> None:
 
 
 def test_thread_ends_when_stopped_and_stopping_twice_does_no_harm() -> None:
-    run = Scripted(hz=10.0)
+    run = Scripted()
     run.probe.start()
     assert len(telemetry_threads()) == 1
     assert telemetry_threads()[0].daemon
@@ -149,7 +149,7 @@ def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
         begun.set()
         raise RuntimeError("scripted")
 
-    run = Scripted(hz=10.0, host=SimpleNamespace(read=read, add=lambda *_: None, close=lambda: None))
+    run = Scripted(host=SimpleNamespace(read=read, add=lambda *_: None, close=lambda: None))
     run.probe.start()
     assert begun.wait(10)
     run.probe.close()
@@ -169,11 +169,10 @@ def test_readers_are_released_when_the_run_ends() -> None:
 
 
 @pytest.mark.parametrize("cost_s", [0.0, 0.0002, 0.005, 0.02, 0.3])
-@pytest.mark.parametrize("hz", [DEFAULT_HZ, 10.0])
-def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs(hz: float, cost_s: float) -> None:
-    assert cost_s <= 0.005 * pause_s(hz, FIRST_S, cost_s)
-    assert cost_s <= 0.01 * pause_s(hz, 0.0, cost_s)  # of the first seconds
-    assert pause_s(hz, FIRST_S, 0.0) == 1 / hz
+def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs(cost_s: float) -> None:
+    assert cost_s <= 0.005 * pause_s(FIRST_S, cost_s)
+    assert cost_s <= 0.01 * pause_s(0.0, cost_s)  # of the first seconds
+    assert pause_s(FIRST_S, 0.0) == 1 / DEFAULT_HZ
 
 
 @pytest.mark.parametrize(
