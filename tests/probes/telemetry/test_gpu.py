@@ -124,14 +124,10 @@ def test_throttling_is_reported_as_share_of_time_when_the_driver_gives_reasons()
     assert fractions == {"sw_power_cap": pytest.approx(3 / 5), "sw_thermal": pytest.approx(1 / 5)}
 
 
-def test_throttling_is_read_by_its_old_name_when_the_bindings_are_old() -> None:
-    nvml = FakeNvml(gpu(0, CurrentClocksThrottleReasons=0x40), absent=("nvmlDeviceGetCurrentClocksEventReasons",))
-    assert sampled(nvml).record().throttle_fractions == {"hw_thermal": 1.0}
-
-
-def test_throttling_is_read_by_its_old_name_when_the_driver_is_old() -> None:
-    nvml = FakeNvml(gpu(0, CurrentClocksThrottleReasons=8, CurrentClocksEventReasons=ERRORS["FunctionNotFound"]()))
-    assert sampled(nvml).record().throttle_fractions == {"hw_slowdown": 1.0}
+@pytest.mark.parametrize("absent", [(), ("nvmlDeviceGetCurrentClocksEventReasons",)], ids=["driver", "bindings"])
+def test_throttling_is_read_by_its_old_name_when_driver_or_bindings_are_old(absent: tuple[str, ...]) -> None:
+    device = gpu(0, CurrentClocksThrottleReasons=8, CurrentClocksEventReasons=ERRORS["FunctionNotFound"]())
+    assert sampled(FakeNvml(device, absent=absent)).record().throttle_fractions == {"hw_slowdown": 1.0}
 
 
 @pytest.mark.parametrize("kind", ["NotSupported", "NoPermission", "FunctionNotFound"])

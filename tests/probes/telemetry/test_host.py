@@ -39,14 +39,12 @@ def test_throttling_is_of_the_group_throttled_most_when_there_are_several(tmp_pa
     assert throttling(files) == {"throttle_periods": 90, "throttled_periods": 40, "throttled_s": 3.0}
 
 
-def test_throttling_is_read_from_v1_when_it_counts_nanoseconds(tmp_path: Path) -> None:
+def test_throttling_is_read_from_v1_which_counts_nanoseconds_and_is_empty_without_a_quota(tmp_path: Path) -> None:
+    files = [str(tmp_path / "cpu.stat")]
     tree(tmp_path, {"cpu.stat": "nr_periods 10\nnr_throttled 4\nthrottled_time 2500000000"})
-    assert throttling([str(tmp_path / "cpu.stat")])["throttled_s"] == 2.5
-
-
-def test_throttling_is_empty_when_there_is_no_quota(tmp_path: Path) -> None:
+    assert throttling(files)["throttled_s"] == 2.5
     tree(tmp_path, {"cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0"})
-    assert throttling([str(tmp_path / "cpu.stat")]) == {}
+    assert throttling(files) == {}
 
 
 def host_tree(root: Path, **files: str) -> Path:
