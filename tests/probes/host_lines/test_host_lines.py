@@ -107,7 +107,7 @@ def test_line_is_the_condition_when_the_jump_at_the_end_of_a_loop_has_none():
     assert calls.line_of(code, len(code.co_code) - 2) == first + 6
 
 
-def test_reader_answers_none_when_lightning_is_not_on_the_stack():
+def test_reader_returns_none_when_lightning_is_not_on_the_stack():
     assert stack_of(training_step()) is None
 
 
@@ -392,7 +392,7 @@ def test_memory_is_bounded_when_every_stack_is_another(monkeypatch):
 
 
 class Loop:
-    """What the sampler reads of a run."""
+    """The part of a run that the sampler reads."""
 
     current_phase = LoopTimer.current_phase
 
@@ -448,7 +448,7 @@ def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler
     assert profile.slow_steps["forward"].n_samples < profile.n_samples
 
 
-def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):
+def test_step_is_not_sampled_when_perfdoctor_slows_it(line_sampler):
     line_sampler._loop.main.is_left_out = True
     line_sampler.burst()
     assert line_sampler.profile(None) is None

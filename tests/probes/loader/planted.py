@@ -122,7 +122,7 @@ class Bursty(Plain):
 
 
 class Disturbed(Plain):
-    """Every 32nd call takes 5 ms of the core, whatever was asked for: as another machine on the same host does."""
+    """Every 32nd call takes 5 ms of CPU, whatever its index, as if another machine on the host used the core."""
 
     def __init__(self) -> None:
         self.n_calls = 0

@@ -28,7 +28,7 @@ def ended(work: Callable[[Reporter], None]) -> Ended:
     return how
 
 
-def knows_then(act: Callable[[], object]) -> Callable[[Reporter], None]:
+def reports_then(act: Callable[[], object]) -> Callable[[Reporter], None]:
     def work(report: Reporter) -> None:
         report(b"little")
         report(b"more")
@@ -56,8 +56,8 @@ def divides() -> float:
     ],
     ids=["nothing", "raises", "exits", "ends", "killed"],
 )
-def test_child_reports_its_results_and_what_ended_it_when(act: Callable[[], object], failure: str) -> None:
-    assert ended(knows_then(act)) == Ended(b"more", failure)
+def test_child_reports_its_results_and_why_it_ended(act: Callable[[], object], failure: str) -> None:
+    assert ended(reports_then(act)) == Ended(b"more", failure)
 
 
 def test_reports_stay_apart_when_they_contain_newlines() -> None:
@@ -77,7 +77,7 @@ def test_last_whole_report_counts_when_the_child_is_killed_in_the_middle_of_one(
     assert ended(work) == Ended(b"whole", "its process was killed by SIGKILL")
 
 
-def test_child_ends_with_an_error_code_when_even_telling_fails() -> None:
+def test_child_ends_with_an_error_code_when_reporting_fails() -> None:
     def work(report: Reporter) -> None:
         os.close(report.descriptor)
         divides()
@@ -116,7 +116,7 @@ def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Reporter], No
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["closed", "late"])
 @pytest.mark.usefixtures("patience")
-def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: bool) -> None:
+def test_code_of_a_child_is_unwound_when_it_is_ended(tmp_path: Path, is_late: bool) -> None:
     lock = tmp_path / "lock"
     child = started(with_lock(lock, lambda: time.sleep(3600)), lock)
     if is_late:
@@ -129,7 +129,7 @@ def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: 
 
 
 @pytest.mark.usefixtures("patience")
-def test_child_is_asked_again_when_it_missed_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_is_sent_again_when_the_child_missed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal just before the system call of ``time.sleep`` does not interrupt it."""
     lock = tmp_path / "lock"
     child = started(with_lock(lock, lambda: time.sleep(3600)), lock)
@@ -142,7 +142,7 @@ def test_child_is_asked_again_when_it_missed_the_signal(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("patience")
-def test_blocks_around_the_fork_are_not_left_when_a_child_is_ended(tmp_path: Path) -> None:
+def test_blocks_around_the_fork_are_not_unwound_when_a_child_is_ended(tmp_path: Path) -> None:
     mine, lock = tmp_path / "mine", tmp_path / "lock"
     mine.touch()
     pid = os.getpid()
@@ -190,7 +190,7 @@ def test_processes_that_a_child_started_end_when_it_is_closed(tmp_path: Path) ->
 
 def test_child_that_ended_in_time_is_not_late_when_it_is_polled_late() -> None:
     child = Child(30.0)
-    child.start(knows_then(lambda: None))
+    child.start(reports_then(lambda: None))
     os.waitid(os.P_PID, child._pid, os.WEXITED | os.WNOWAIT)
     child._deadline_s = 0.0
     assert child.poll() == Ended(b"more", "")

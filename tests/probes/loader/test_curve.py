@@ -1,4 +1,4 @@
-"""Which numbers of workers are tried, and what their times add up to."""
+"""Which numbers of workers are tried, and how their times are summarized."""
 
 from __future__ import annotations
 

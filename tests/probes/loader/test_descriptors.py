@@ -26,7 +26,7 @@ def in_a_child(function) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_pipe_is_taken_away_when_the_training_talks_through_it() -> None:
+def test_pipe_is_closed_when_the_training_uses_it() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"mine")
     assert in_a_child(lambda: len(os.read(reading, 4)) + os.write(writing, b"theirs") * 0) == 0

@@ -102,7 +102,7 @@ def test_batches_of_two_epochs_are_not_compared():
     assert probe.part(SimpleNamespace(settings=Settings())) == {}
 
 
-def test_batches_that_begin_alike_are_told_apart():
+def test_batches_that_begin_alike_are_distinguished():
     prompt = torch.arange(4000.0)
     others = [torch.cat((prompt, torch.full((1000,), float(k)))) for k in range(3)]
     assert n_equal_of(*others) == 1

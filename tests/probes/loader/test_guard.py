@@ -93,7 +93,7 @@ def test_child_is_ended_with_a_reason_when_it_is_about_to_change_something(act: 
     assert (folder / "file").read_text() == "mine"
 
 
-def test_no_block_of_the_users_is_left_when_a_child_is_stopped(folder: Path) -> None:
+def test_no_block_of_the_users_is_unwound_when_a_child_is_stopped(folder: Path) -> None:
     def act(folder: Path) -> None:
         try:
             (folder / "file").open("x")  # made by the training
@@ -128,7 +128,7 @@ def test_child_reads_files_and_writes_to_its_scratch_folder_when_guarded(folder:
         (os.O_RDONLY, {"prot": mmap.PROT_READ}, False),
     ],
 )
-def test_child_is_ended_when_it_maps_what_others_see_it_write(
+def test_child_is_ended_when_it_maps_a_shared_file_for_writing(
     flags: int, arguments: dict[str, Any], is_stopped: bool, folder: Path
 ) -> None:
     descriptor = os.open(folder / "file", flags)

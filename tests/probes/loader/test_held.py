@@ -1,4 +1,4 @@
-"""Loaders that share something with the training are not probed unasked."""
+"""Loaders that share state with the training are not probed automatically."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GLOBAL_LOCK = threading.Lock()
 
 
 class Holding(Dataset):
-    """Holds something; nothing of it is to be called by a look at what it holds."""
+    """Holds a value, none of whose code the search may run."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
@@ -119,7 +119,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
-def test_loader_is_refused_when_its_dataset_holds_a_lock_in(wrap: Callable[[Any], Any]) -> None:
+def test_loader_is_refused_when_its_dataset_holds_a_lock(wrap: Callable[[Any], Any]) -> None:
     assert "the dataset holds a _thread.lock" in refused(Holding(wrap(threading.Lock())))
 
 
@@ -400,7 +400,7 @@ def test_no_user_code_runs_when_a_loader_is_inspected() -> None:
     assert refused(Holding([object.__new__(Watchful)])) == ""
 
 
-def test_look_ends_when_a_dataset_holds_itself_and_very_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ends_when_a_dataset_holds_itself_or_very_much(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Holding()
     dataset.value = [dataset]
     assert refused(dataset) == ""

@@ -26,7 +26,7 @@ def test_load_computes_on_all_its_threads_in_every_round(monkeypatch: pytest.Mon
     assert len(set(seen)) == threads
 
 
-def test_load_takes_about_as_long_as_asked_by_its_own_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_takes_about_as_long_as_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def passes(data: memoryview) -> None:

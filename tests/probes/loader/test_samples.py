@@ -1,4 +1,4 @@
-"""What a pass over samples decides."""
+"""Samples are made one at a time; slow ones are made again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Timed(planted.Plain):
-    """One sample in 32 is slow: whenever it is asked for, or whichever is asked for then, on a disturbed machine."""
+    """One sample in 32 is slow: always the same ones, or, on a disturbed machine, every 32nd that is made."""
 
     def __init__(self, clock: Clock, why: Literal["computes", "waits", "disturbed"]) -> None:
         self.clock, self.why = clock, why
@@ -82,7 +82,7 @@ def test_slow_samples_are_distinguished_from_a_disturbed_machine(clock: Clock, w
     assert least <= again <= most
 
 
-def test_samples_that_waited_are_not_asked_again(clock: Clock) -> None:
+def test_samples_that_waited_are_not_made_again(clock: Clock) -> None:
     dataset = Timed(clock, "waits")
     pipeline, samples = pass_over(dataset)
     samples.slow_again(pipeline, limit_s=10.0)
@@ -107,7 +107,7 @@ class TimedStream(IterableDataset):
             yield torch.zeros(1)
 
 
-def test_samples_of_a_stream_cannot_be_asked_again(clock: Clock) -> None:
+def test_samples_of_a_stream_cannot_be_made_again(clock: Clock) -> None:
     pipeline, samples = Pipeline(DataLoader(TimedStream(clock), batch_size=4)), Samples()
     for _, unit in zip(range(32), pipeline.units, strict=False):
         samples.make_batch(pipeline, unit, late_s=float("inf"))
@@ -133,7 +133,7 @@ def test_argument_that_raises_is_known_unless_the_dataset_has_no_indices(dataset
     assert samples.argument == argument
 
 
-def test_time_is_the_processors_at_least_when_more_queueing_is_counted_than_time_passed(
+def test_wall_time_is_at_least_cpu_time_when_more_queueing_is_counted_than_time_passed(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples_module, "queued_s", lambda: 2 * clock.now_s)

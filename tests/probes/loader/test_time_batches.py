@@ -105,7 +105,7 @@ def has_children() -> bool:
 
 
 def ends(pid: int) -> bool:
-    """Whether a process is gone within ten seconds: whoever adopts an orphan reaps it when it likes."""
+    """Whether a process is gone within ten seconds: an orphan is reaped by another process."""
     for _ in range(2000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

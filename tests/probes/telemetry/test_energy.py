@@ -130,7 +130,7 @@ def test_cost_follows_the_rates_when_given() -> None:
     assert (cost.run_price, cost.epoch_price, cost.run_gco2) == (1.0, 0.2, 300.0)
 
 
-def test_cost_is_none_when_no_rate_is_given_and_never_invented() -> None:
+def test_cost_is_none_when_no_rate_is_given() -> None:
     assert cost_of(Energy(span_s=1.0, metered_j=5.0), Rates(), 1.0, 1.0) is None
     only_price = cost_of(None, Rates(hour_price=2.0), wall_s=3600.0, epoch_s=None)
     assert (only_price.run_price, only_price.epoch_price, only_price.run_gco2) == (2.0, None, None)

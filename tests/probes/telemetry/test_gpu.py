@@ -137,7 +137,7 @@ def test_figure_is_missing_with_its_reason_when_the_driver_refuses(kind: str) ->
     assert made.record().power_w is None
     assert kind in made.missing["power_w"]
     assert kind in made.missing["energy"]
-    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 1  # not asked again
+    assert nvml.calls.count("nvmlDeviceGetPowerUsage") == 1  # not requested again
     assert made.record().temperature_c.n == 6
 
 
@@ -169,7 +169,7 @@ def test_samples_stay_when_the_device_is_lost() -> None:
     assert len(nvml.calls) == n_calls
 
 
-def test_link_is_the_best_seen_when_it_rests_while_idle() -> None:
+def test_link_is_the_fastest_seen_when_it_slows_down_while_idle() -> None:
     idle, busy = SimpleNamespace(gpu=0, memory=0), SimpleNamespace(gpu=50, memory=0)
     nvml = FakeNvml(gpu(0, UtilizationRates=[idle, busy, idle], CurrPcieLinkGeneration=[5, 3, 1]))
     assert sampled(nvml, 3).record().pcie_generation == 3
@@ -302,7 +302,7 @@ def test_nothing_is_read_when_the_device_is_of_another_kind(kind: str) -> None:
     assert reason
 
 
-def test_lost_device_is_an_error_when_asked() -> None:
+def test_lost_device_is_an_error_when_it_is_read() -> None:
     with pytest.raises(DeviceLostError, match="GpuIsLost"):
         Driver(FakeNvml(gpu(0))).read_metric("x", "nvmlDeviceGetName", {"Name": ERRORS["GpuIsLost"]("scripted")})
 

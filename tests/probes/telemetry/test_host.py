@@ -24,7 +24,7 @@ from lightning_perf.probes.telemetry.processes import FetchWatch, KeptFile, Work
 from lightning_perf.probes.telemetry.series import MAX_KEPT, MAX_POINTS, MetricTimeline, Series
 from tests.probes.settings.test_machine import tree
 
-linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel tells no run queues")
+linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel reports no run queues")
 
 # -- quotas ------------------------------------------------------------
 
@@ -127,11 +127,11 @@ def test_sample_counts_only_when_it_covers_time() -> None:
 
 
 class ScriptedClock:
-    def __init__(self, *stands: tuple[int, int] | None) -> None:
-        self.stands = list(stands)
+    def __init__(self, *readings: tuple[int, int] | None) -> None:
+        self.readings = list(readings)
 
     def numbers(self) -> tuple[int, int] | None:
-        return self.stands.pop(0)
+        return self.readings.pop(0)
 
 
 def fetch(made: FetchWatch, number: int, work: Callable[[], object] = lambda: None) -> None:
@@ -143,11 +143,11 @@ def fetch(made: FetchWatch, number: int, work: Callable[[], object] = lambda: No
         made.ends()
 
 
-def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
-    ran = [stand[0] for stand in stands if stand is not None]
+def watch(now: list[int], *readings: tuple[int, int] | None) -> FetchWatch:
+    ran = [reading[0] for reading in readings if reading is not None]
     made = FetchWatch(lambda: now.pop(0), lambda: ran.pop(0))
     made.close()
-    made._clock = ScriptedClock(*stands)  # type: ignore[assignment]
+    made._clock = ScriptedClock(*readings)  # type: ignore[assignment]
     return made
 
 
@@ -192,14 +192,14 @@ def test_fetches_are_sampled_less_often_when_enough_were() -> None:
 
     numbers = itertools.count(1)
 
-    def looks_in(n_fetches: int) -> int:
+    def n_samples_in(n_fetches: int) -> int:
         before = next(reads)
         for _ in range(n_fetches):
             fetch(made, next(numbers))
         return (next(reads) - before - 1) // 2  # at the beginning and at the end of a fetch
 
-    assert looks_in(FetchWatch.INTERVAL_STEPS * FetchWatch.N_FREQUENT) == FetchWatch.N_FREQUENT
-    assert looks_in(FetchWatch.LATER_INTERVAL_STEPS * 10) == 10
+    assert n_samples_in(FetchWatch.INTERVAL_STEPS * FetchWatch.N_FREQUENT) == FetchWatch.N_FREQUENT
+    assert n_samples_in(FetchWatch.LATER_INTERVAL_STEPS * 10) == 10
 
 
 @linux
@@ -365,7 +365,7 @@ def test_spread_keeps_its_quantiles_in_constant_memory_when_a_run_is_long() -> N
     assert [spread.p5, spread.p50, spread.p95] == pytest.approx([2500, 25_000, 47_500], rel=0.02)
 
 
-def test_course_keeps_its_means_in_constant_memory_when_a_run_is_long() -> None:
+def test_timeline_keeps_its_means_in_constant_memory_when_a_run_is_long() -> None:
     timeline = MetricTimeline()
     for i in range(1000):
         timeline.add(float(i), i, {"a": float(i)} if i % 2 else {"a": float(i), "b": 1.0})

@@ -1,4 +1,4 @@
-"""How fast the machine is, from a piece of Python that is timed during training."""
+"""How fast the machine is, from a small benchmark that runs during training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.rules.session_builder import build_session
 
 
 def trained(
-    monkeypatch: pytest.MonkeyPatch, n_steps: int, piece_ns: int = 20_000
+    monkeypatch: pytest.MonkeyPatch, n_steps: int, benchmark_ns: int = 20_000
 ) -> tuple[MachineSpeedProbe, list[int]]:
-    """Train for some steps; return the probe and the steps after which it timed the piece."""
+    """Train for some steps; return the probe and the steps after which the benchmark ran."""
     clock, timed = FakeClock(), []
     main = SimpleNamespace(n_steps=0)
 
-    def piece() -> None:
+    def run_benchmark() -> None:
         timed.append(main.n_steps)
-        clock.now += piece_ns
+        clock.now += benchmark_ns
 
-    monkeypatch.setattr(machine_speed, "_run_benchmark", piece)
+    monkeypatch.setattr(machine_speed, "_run_benchmark", run_benchmark)
     run: Any = SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock, has_history=True)
     probe = MachineSpeedProbe.open(run)
     for _ in range(n_steps):
@@ -51,12 +51,12 @@ def test_long_run_keeps_times_from_all_of_it_and_measures_less_and_less(monkeypa
 
 
 def test_times_are_the_mean_of_the_middle_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, _ = trained(monkeypatch, 100 * EVERY_STEPS, piece_ns=25_000)
+    probe, _ = trained(monkeypatch, 100 * EVERY_STEPS, benchmark_ns=25_000)
     probe._times_ns[:20] = [9_000_000] * 20  # other programs ran meanwhile
     assert fixed_s(probe) == pytest.approx(25e-6)
 
 
-def test_few_times_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_times_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     probe, timed = trained(monkeypatch, MIN_TIMES * EVERY_STEPS)
     assert (len(timed), fixed_s(probe)) == (MIN_TIMES - 1, None)
     enough, _ = trained(monkeypatch, MIN_TIMES * EVERY_STEPS + 1)

@@ -102,7 +102,7 @@ def test_energy_of_a_mig_instance_is_unknown_because_power_is_the_whole_devices(
     assert "MIG" in run.probe.reasons()["telemetry.devices.cuda:0.energy"]
 
 
-def test_samples_do_not_count_while_something_of_ours_takes_the_cores() -> None:
+def test_samples_do_not_count_while_perfdoctor_uses_the_cores() -> None:
     run = Scripted(device(UtilizationRates=[SimpleNamespace(gpu=g, memory=0) for g in (50, 1, 2, 3, 90)]))
     run.sample(1.0, 1)
     run.probe.set_aside(True)

@@ -35,7 +35,7 @@ class Loop:
         raise AssertionError from error
 
     def epoch(self, index: int, boundary_s: float = 0.5) -> None:
-        """A new epoch begins; what came since the last one is its boundary."""
+        """Begin an epoch; the time since the last one is its boundary."""
         self.clock.advance(boundary_s)
         self.probe.epoch_begins(index)
         self.timeline.set_base("other")
@@ -263,7 +263,7 @@ class Point:
 
 
 class Computed:
-    """A batch whose shape only its own code could tell."""
+    """A batch whose shape its own code computes."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -279,7 +279,7 @@ class Computed:
         ({"x": torch.zeros(7), "y": torch.zeros(2)}, 7),
         ({"a": {"b": [{"c": torch.zeros(6)}]}}, 6),
         ({"names": ["a", "b"], "x": torch.zeros(2)}, 2),
-        ({"a": {"b": [{"c": [torch.zeros(6)]}]}}, -1),  # deeper than we look
+        ({"a": {"b": [{"c": [torch.zeros(6)]}]}}, -1),  # deeper than the search
         (["a", "b"], -1),
         (None, -1),
         (Point(), -1),
@@ -396,7 +396,7 @@ def test_median_step_of_an_epoch_leaves_out_its_first_and_profiled_ones() -> Non
     assert epoch.step_p50_s == pytest.approx(0.45, rel=0.02)
 
 
-def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting() -> None:
+def test_boundary_of_an_epoch_ends_with_the_next_one_and_excludes_perfdoctors_reporting() -> None:
     loop = Loop()
     for epoch, boundary_s in enumerate((0.5, 0.25, 0.75)):
         loop.epoch(epoch, boundary_s)
@@ -414,7 +414,7 @@ def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting(
     assert [epoch.boundary_s for epoch in steps] == [pytest.approx(0.25), pytest.approx(0.75), None]
 
 
-def test_epoch_has_no_time_of_ours_when_we_pause_the_training_after_it() -> None:
+def test_epoch_excludes_perfdoctors_pause_after_it() -> None:
     loop = Loop()
     own, other = Span(loop.timeline, "callbacks", kind="self"), Span(loop.timeline, "callbacks")
     loop.epoch(0)
