@@ -185,11 +185,14 @@ def shown_file(file: str) -> str:
         relative = os.path.relpath(path)
     except ValueError:  # on another drive
         relative = path
-    if not relative.startswith(os.pardir):
-        return relative
-    parts = [os.path.basename(path)]
-    folder = os.path.dirname(path)
+    return "/".join(path_in_package(path)) if relative.startswith(os.pardir) else relative
+
+
+def path_in_package(file: str) -> list[str]:
+    """Return the parts of a file's path from its outermost package on, e.g. ``["json", "__init__.py"]``."""
+    folder, name = os.path.split(os.path.abspath(file))
+    parts = [name]
     while os.path.exists(os.path.join(folder, "__init__.py")):
         folder, name = os.path.split(folder)
-        parts.append(name)
-    return "/".join(reversed(parts))
+        parts.insert(0, name)
+    return parts

@@ -12,7 +12,6 @@ import linecache
 import multiprocessing.util
 import os
 import re
-import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from lightning_perf.probes.host_lines.calls import path_in_package
 from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, UserLine
 from lightning_perf.probes.sampled_steps.code_lines import OTHER, USER, owner_of
 from lightning_perf.records import HostLine
@@ -271,15 +271,6 @@ def _called_name(sample: _Sample) -> str:
     written = re.search(rf"([\w.]*\b{re.escape(name.rpartition('.')[2])})\s*\(", text)
     if written is not None:
         return written[1].removeprefix("self.").lstrip(".")
-    return f"{_package_prefix(sample.called.function.file)}{name}"
-
-
-def _package_prefix(file: str) -> str:
-    """Return the package of a file, followed by a dot; empty for a function in C."""
-    for folder in filter(file.startswith, _FOLDERS):
-        return os.path.relpath(file, folder).split(os.sep)[0].removesuffix(".py") + "."
-    return ""
-
-
-_FOLDERS = sorted({os.path.realpath(p) for p in sysconfig.get_paths().values()} | set(sysconfig.get_paths().values()),
-                  key=len, reverse=True)  # fmt: skip
+    file = sample.called.function.file
+    # Not that of a function in C, or of a frozen module.
+    return f"{path_in_package(file)[0].removesuffix('.py')}.{name}" if os.path.isabs(file) else name
