@@ -291,14 +291,13 @@ def test_own_code_runs_nothing_of_a_global_object_when_that_computes_its_class(t
     assert (own.call, own.is_operator) == ("proxy", False)
 
 
-@pytest.mark.parametrize(("text", "name"), [("a.b(c(d))", "a.b"), ("sorted(x)", "sorted"), ("x[0].sort()", ".sort")])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("a.b(c(d))", "a.b"), ("sorted(x)", "sorted"), ("x[0].sort()", ".sort"), ("if ready(x):", "ready")],
+)
 def test_outermost_call_is_named_when_calls_are_nested(text, name):
     call = next(node for node in calls._nodes(text) if type(node).__name__ == "Call")
     assert calls._dotted(call.func) == name
-
-
-def test_statement_that_opens_a_block_is_parsed_when_it_is_one_line():
-    assert any(type(node).__name__ == "Call" for node in calls._nodes("if ready(x):"))
 
 
 def test_file_is_relative_when_it_is_below_the_working_directory(tmp_path, monkeypatch):

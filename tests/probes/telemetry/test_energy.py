@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,25 +48,19 @@ def test_energy_is_within_one_percent_when_samples_come_unevenly() -> None:
     assert meter.joules()[0] == pytest.approx(100 * end + end**2 / 2, rel=0.001)
 
 
-def test_energy_is_read_from_the_counter_when_there_is_one() -> None:
+@pytest.mark.parametrize(
+    ("counters", "power_w", "expected"),
+    [
+        ((1000.0, 1300.0, 1700.0), 1.0, (700.0, "counter")),
+        ((1000.0, 1300.0, 50.0, 150.0), None, (400.0, "counter")),  # it was reset
+        ((None, None), None, (None, "")),
+    ],
+)
+def test_energy_is_read_from_the_counter_when_there_is_one(counters: Any, power_w: Any, expected: Any) -> None:
     meter = DeviceEnergy()
-    for t, counter in ((0, 1000.0), (1, 1300.0), (2, 1700.0)):
-        meter.add(t, counter, 1.0)
-    assert meter.joules() == (700.0, "counter")
-
-
-def test_energy_leaves_out_what_passed_when_the_counter_was_reset() -> None:
-    meter = DeviceEnergy()
-    for t, counter in ((0, 1000.0), (1, 1300.0), (2, 50.0), (3, 150.0)):
-        meter.add(t, counter, None)
-    assert meter.joules()[0] == 400.0
-
-
-def test_energy_is_unknown_when_nothing_was_reported() -> None:
-    meter = DeviceEnergy()
-    meter.add(0, None, None)
-    meter.add(1, None, None)
-    assert meter.joules() == (None, "")
+    for t, counter in enumerate(counters):
+        meter.add(t, counter, power_w)
+    assert meter.joules() == expected
 
 
 RAPL = {

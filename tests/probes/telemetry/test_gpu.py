@@ -42,26 +42,21 @@ def found(nvml: Any, index: int = 0, uuid: str | None = None, bus: str | None = 
     return nvml.devices.index(handle), how
 
 
-def test_device_is_found_by_uuid_when_indices_are_remapped() -> None:
-    nvml = FakeNvml(gpu(0), gpu(1))
-    assert found(nvml, index=0, uuid="1111-aaaa", CUDA_VISIBLE_DEVICES="1") == (1, "uuid")
-
-
-def test_device_is_found_by_bus_when_torch_has_no_uuid() -> None:
-    assert found(FakeNvml(gpu(0), gpu(1)), bus="00000000:02:00.0") == (1, "pci")
-
-
 @pytest.mark.parametrize(
-    ("visible", "index", "expected"),
-    [("1", 0, 1), ("1,0", 1, 0), ("GPU-1111", 0, 1), ("GPU-1111-aaaa", 0, 1), ("GPU-1111,GPU-0000", 1, 0)],
+    ("known", "expected"),
+    [
+        ({"uuid": "1111-aaaa", "CUDA_VISIBLE_DEVICES": "1"}, (1, "uuid")),  # indices are remapped
+        ({"bus": "00000000:02:00.0"}, (1, "pci")),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, (1, "visible devices")),
+        ({"CUDA_VISIBLE_DEVICES": "1,0", "index": 1}, (0, "visible devices")),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, (1, "visible devices")),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1111-aaaa"}, (1, "visible devices")),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1111,GPU-0000", "index": 1}, (0, "visible devices")),
+        ({"index": 1}, (1, "index")),
+    ],
 )
-def test_device_is_found_by_visible_devices_when_torch_has_neither(visible: str, index: int, expected: int) -> None:
-    nvml = FakeNvml(gpu(0), gpu(1))
-    assert found(nvml, index=index, CUDA_VISIBLE_DEVICES=visible) == (expected, "visible devices")
-
-
-def test_device_is_found_by_index_when_nothing_else_is_known() -> None:
-    assert found(FakeNvml(gpu(0), gpu(1)), index=1) == (1, "index")
+def test_device_is_found_by_the_most_reliable_name_that_is_known(known: Any, expected: tuple[int, str]) -> None:
+    assert found(FakeNvml(gpu(0), gpu(1)), **known) == expected
 
 
 def test_device_is_not_guessed_when_devices_differ_and_cuda_orders_them_by_speed() -> None:
