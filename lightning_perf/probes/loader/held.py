@@ -7,7 +7,7 @@ import io
 import logging
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,14 +176,13 @@ def _slot_values(value: Any) -> Iterator[Any]:
 
 def _first_of_each_type(items: Any) -> Iterator[Any]:
     """Yield the first items of each type that can refer to other objects."""
-    counts: dict[type, int] = {}
+    counts: Counter[type] = Counter()
     for item in items:
         kind = type(item)
-        if kind in _DATA:
-            continue
-        counts[kind] = n = counts.get(kind, 0) + 1
-        if n <= _MAX_PER_TYPE:
-            yield item
+        if kind not in _DATA:
+            counts[kind] += 1
+            if counts[kind] <= _MAX_PER_TYPE:
+                yield item
 
 
 def _why_shared(value: Any, shared: list[range]) -> str | None:

@@ -1,5 +1,6 @@
 """Time the lines of one function with a trace function, in the probe's child."""
 
+import functools
 import sys
 import time
 from collections import defaultdict
@@ -32,7 +33,6 @@ class LineTimer:
         self._n_events = 0
         self._seconds: defaultdict[int, float] = defaultdict(float)
         self._whole: dict[int, float] = {}  # of the calls that were traced to their end
-        self._is_users: dict[str, bool] = {}
 
     def run(self, work: Callable[[], Any]) -> None:
         """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines and calls."""
@@ -70,9 +70,10 @@ class LineTimer:
     def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace the function with its comprehensions, and pause in other functions of the user's."""
         code, caller = frame.f_code, self._line
+        self._n_events += caller > 0
         is_timed = (code.co_filename, code.co_firstlineno) == self.function
         is_timed = is_timed or bool(caller and code.co_name in COMPREHENSIONS)
-        if not is_timed and not (caller and self._is_user_code(code.co_filename)):
+        if not is_timed and not (caller and _is_users(code.co_filename)):
             frame.f_trace = None  # a generator's may be left from a call in which it was traced
             return None
         self._switch_to(0)
@@ -99,9 +100,7 @@ class LineTimer:
             sys.settrace(None)
         self._since_s = time.perf_counter()
 
-    def _is_user_code(self, file: str) -> bool:
-        self._n_events += 1
-        known = self._is_users.get(file)
-        if known is None:
-            known = self._is_users[file] = owner_of(file) == USER
-        return known
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    return owner_of(file) == USER

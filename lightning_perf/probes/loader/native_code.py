@@ -50,7 +50,8 @@ def _interpreter_types() -> frozenset[type]:
 
 
 _INTERPRETER_TYPES = _interpreter_types()
-_SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+_SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
+          types.GetSetDescriptorType)  # fmt: skip
 
 
 def bases_of(kind: type) -> tuple[type, ...]:
@@ -103,12 +104,11 @@ def _code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
 @functools.cache
 def is_native(kind: type) -> bool:
     """Return whether a class is written in C: only then does it have slot wrappers or getters of its own."""
-    for name, value in defined_in(kind):
-        is_slot = type(value) in _SLOTS
-        is_slot |= type(value) is types.GetSetDescriptorType and name not in ("__dict__", "__weakref__")
-        if is_slot and value.__objclass__ is kind:
-            return True
-    return False
+    return any(
+        value.__objclass__ is kind
+        for name, value in defined_in(kind)
+        if type(value) in _SLOTS and name not in ("__dict__", "__weakref__")
+    )
 
 
 @functools.cache
