@@ -58,7 +58,7 @@ class Samples:
         self.results: list[Any] = []
         self.indexes: bool | None = None
         self.argument: Any = None
-        self._long: list[_SlowCall] = []
+        self._slow_calls: list[_SlowCall] = []
 
     def make_batch(self, pipeline: Pipeline, unit: Any, late_s: float) -> None:
         """Make the samples of one batch and collate them; after ``late_s``, reuse those made for the rest."""
@@ -77,7 +77,7 @@ class Samples:
             if taken_s > WORTH_READING_S:  # a sample is not slow if another process had the core
                 queued_now_s, waits = queued_s(), n_waits()
                 taken_s -= min(queued_now_s - queued_before_s, 0.95 * taken_s)
-                self._long.append(_SlowCall(call, taken_s / n, n, waits > waits_before))
+                self._slow_calls.append(_SlowCall(call, taken_s / n, n, waits > waits_before))
                 queued_before_s, waits_before = queued_now_s, waits
             self.sample_s += [taken_s / n] * n
             self.n_samples += n
@@ -142,7 +142,7 @@ class Samples:
         by now. None if no sample was slow, or none could be made again.
         """
         usual_s = statistics.median(self.sample_s)
-        slow = [each for each in self._long if each.sample_s > SLOW_RATIO * usual_s]
+        slow = [each for each in self._slow_calls if each.sample_s > SLOW_RATIO * usual_s]
         if pipeline.is_iterable or not slow:
             return None
         first_s = again_s = 0.0

@@ -44,9 +44,7 @@ class LoaderWatch(Probe):
         self.loop = run.loop
         self.probe: LoaderProbe | None = None
         self._run, self._wants_probe = run, run.probe_data
-        self._telemetry = telemetry = run.probes.find(TelemetryProbe)
-        self._set_telemetry_aside: Callable[[bool], None]
-        self._set_telemetry_aside = (lambda _: None) if telemetry is None else telemetry.set_aside
+        self._telemetry = run.probes.find(TelemetryProbe)
         self._batches: LoaderProber | None = None
         self._prober: LoaderProber | None = None
         self._reason = ""
@@ -165,11 +163,12 @@ class LoaderWatch(Probe):
                 return
             prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, extent="short")
         self._prober = prober
-        self._set_telemetry_aside(True)  # the probe's workers are not the training's
+        leave_out: Callable[[bool], None] = self._telemetry.leave_out if self._telemetry is not None else lambda _: None
+        leave_out(True)  # the probe's workers are not the training's
         try:
             self.probe = prober.start(loader) or prober.wait(is_over=lambda: self.trainer.received_sigterm)
         finally:
-            self._set_telemetry_aside(False)
+            leave_out(False)
 
     def _load(self, steady: StageTimes) -> tuple[float, int]:
         """Return the seconds per step that the training computes, and its number of threads."""

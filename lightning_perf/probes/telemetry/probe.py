@@ -86,7 +86,7 @@ class TelemetryProbe(Probe):
         self._background = BackgroundThread("lightning-perf telemetry", self._sample_and_rest, _JOIN_S)
         self._started_s = self._cpu_s = self._mean_cost_s = self._ran_s = 0.0
         self._is_closed = False
-        self._is_aside = self._was_aside = False
+        self._is_left_out = self._was_left_out = False
         self._loop: LoopTimer | None = None  # samples its fetches with ``fetch_watch``
 
     @classmethod
@@ -161,13 +161,13 @@ class TelemetryProbe(Probe):
         if self._disk_of is None:
             self.missing["telemetry.host.dataset_disk"] = "the dataset has no attribute with an existing path"
 
-    def set_aside(self, is_aside: bool) -> None:
+    def leave_out(self, is_on: bool) -> None:
         """Exclude samples while PerfDoctor itself uses cores, or include them again; energy is always counted.
 
         The first sample after the exclusion ends is excluded too: it covers a part of it.
         """
-        self._is_aside = is_aside
-        self._was_aside = True
+        self._is_left_out = is_on
+        self._was_left_out = True
 
     def epoch_ends(self) -> None:
         if self._gpu is None and not self._packages.is_metered:
@@ -184,10 +184,10 @@ class TelemetryProbe(Probe):
         gpu = self._gpu.read() if self._gpu is not None else {}
         host = self._host.read(at_s) if self._host is not None else {}
         cpu_j = self._packages.read()
-        is_aside, self._was_aside = self._is_aside or self._was_aside, self._is_aside
+        is_left_out, self._was_left_out = self._is_left_out or self._was_left_out, self._is_left_out
         # No lock is held during readings: a driver may be slow.
         with self._lock:
-            weight_s = passed_s if step > 0 and not is_aside else 0.0
+            weight_s = passed_s if step > 0 and not is_left_out else 0.0
             if weight_s > 0:
                 if self._gpu is not None:
                     self._gpu.add(gpu, weight_s)

@@ -105,10 +105,10 @@ def test_energy_of_a_mig_instance_is_unknown_because_power_is_the_whole_devices(
 def test_samples_do_not_count_while_perfdoctor_uses_the_cores() -> None:
     run = Scripted(device(UtilizationRates=[SimpleNamespace(gpu=g, memory=0) for g in (50, 1, 2, 3, 90)]))
     run.sample(1.0, 1)
-    run.probe.set_aside(True)
+    run.probe.leave_out(True)
     run.sample(2.0, 1)
     run.sample(3.0, 1)
-    run.probe.set_aside(False)
+    run.probe.leave_out(False)
     run.sample(4.0, 1)  # began before
     run.sample(5.0, 2)
     record = run.probe.record()
