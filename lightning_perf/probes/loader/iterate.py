@@ -47,7 +47,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         return msgspec.structs.replace(probe, reason=f"{text}; {probe.reason}")
     missing = dict(probe.missing)
     if not gaps_s:
-        missing["curve"] = "it has too few batches to time those after its start"
+        missing["curve"] = "too few batches came in time to measure those after the start"
     return msgspec.structs.replace(
         probe,
         wall_s=time.perf_counter() - begin_s,
