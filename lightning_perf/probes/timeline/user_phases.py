@@ -52,7 +52,7 @@ class UserPhases(Probe):
         self._trainer, self.probes, self._loop = run.trainer, run.probes, run.loop
         self.profile = run.trainer.profiler.profile
         self._thread = get_ident()
-        self._optimizer: Any = None  # span of the optimizer that steps
+        self._optimizers: list[Any] = []  # spans of the steps under way: one optimizer may call another one's
         self._seen: set[int] = set()
         self._undos = seams.Undos()
         self._own = f"[Callback]{run.loop.owner.state_key}."
@@ -131,17 +131,18 @@ class UserPhases(Probe):
             self.probes.call(self.name, self._watch_optimizer, optimizer)
             self.on_optimizer()
         self.forward_ends()
-        self._optimizer = self.profile(_OPTIMIZER)
-        self._optimizer.__enter__()
+        if self._loop.timeline.current is self._loop.timeline.base:
+            self._optimizers.clear()  # steps that raised, after which torch calls no hook
+        self._optimizers.append(self.profile(_OPTIMIZER))
+        self._optimizers[-1].__enter__()
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() != self._thread:
             return
         self.forward_ends()  # that of the optimizer's closure
-        self._trainer.global_step += 1
-        span, self._optimizer = self._optimizer, None
-        if span is not None:
-            span.__exit__(None, None, None)
+        if self._optimizers:
+            self._optimizers.pop().__exit__(None, None, None)
+        self._trainer.global_step += not self._optimizers
         if self.probes.watches_backward:  # only the probe that watches backward passes handles it
             self.probes.notify("after_step", optimizer)
 
