@@ -107,8 +107,6 @@ class Serialized(Plain):
 
 
 class ManyTensors(Plain):
-    """A hundred small tensors a sample."""
-
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {f"field{n}": torch.zeros(1) for n in range(100)}
 
@@ -238,7 +236,6 @@ def _compute(seconds: float) -> None:
 
 
 def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Takes long in Python."""
     total = 0.0
     for step in range(60_000):
         total += math.sqrt(step)

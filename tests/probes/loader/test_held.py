@@ -67,8 +67,6 @@ class Holding(Dataset):
 
 
 class Slotted:
-    """An object without attributes of its own."""
-
     __slots__ = ("inner",)
 
     def __init__(self, inner: Any) -> None:
@@ -209,8 +207,6 @@ class WithPlace(Counted):
 
 
 class WithFactory(Counted):
-    """Has another way to make one."""
-
     @classmethod
     def again(cls) -> Counted:
         return cls()
@@ -238,8 +234,6 @@ class ByName(Counted):
 
 
 class CallingInit(Counted):
-    """Runs its ``__init__`` again."""
-
     def __getitem__(self, index: int) -> torch.Tensor:
         self.__init__()  # type: ignore[misc]
         return torch.zeros(1)
@@ -317,22 +311,17 @@ def test_loader_is_probed_when_its_dataset_reads_and_computes_only() -> None:
 
 
 class Stream(IterableDataset):
-    """A stream."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(())
 
 
-class OwnSampler(SequentialSampler):
-    """A sampler with a lock."""
-
+class LockedSampler(SequentialSampler):
     def __init__(self, data: Any) -> None:
         super().__init__(data)
         self.lock = threading.Lock()
 
 
 def collate_locked(samples: list[Any], lock: Any = threading.Lock()) -> Any:  # noqa: B008 - as users write it
-    """Collate with a lock."""
     return default_collate(samples)
 
 
@@ -342,8 +331,11 @@ def collate_locked(samples: list[Any], lock: Any = threading.Lock()) -> Any:  # 
         (lambda: DataLoader(Named()), "the dataset holds a _thread.lock"),
         (lambda: DataLoader(OfClass()), "the dataset holds a _thread.lock"),
         (lambda: DataLoader(Holding(), collate_fn=collate_locked), "the collate_fn holds a _thread.lock"),
-        (lambda: DataLoader(Holding(), sampler=OwnSampler(range(8))), "the sampler holds a _thread.lock"),
-        (lambda: DataLoader(Holding(), batch_sampler=OwnSampler(range(8))), "the batch_sampler holds a _thread.lock"),
+        (lambda: DataLoader(Holding(), sampler=LockedSampler(range(8))), "the sampler holds a _thread.lock"),
+        (
+            lambda: DataLoader(Holding(), batch_sampler=LockedSampler(range(8))),
+            "the batch_sampler holds a _thread.lock",
+        ),
         (
             lambda: DataLoader(Holding(), num_workers=1, worker_init_fn=functools.partial(print, threading.Lock())),
             "the worker_init_fn holds a _thread.lock",

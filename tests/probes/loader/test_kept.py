@@ -20,8 +20,6 @@ _LIMIT_S = 60.0  # never reached here
 
 
 class Counted(planted.Plain):
-    """Counts how often each item is loaded."""
-
     def __init__(self, n: int = planted.N_SAMPLES) -> None:
         self.n, self.loads = n, 0
 
