@@ -134,21 +134,12 @@ def _references(value: Any) -> Iterator[Any]:
             yield from _first_of_each_type(container.__iter__(value))
     if kind in _PLAIN_CONTAINERS:
         return
-    if kind is functools.partial:
-        yield from (value.func, value.args, value.keywords)
-    elif kind is types.MethodType:
-        yield from (value.__self__, value.__func__)
-    elif kind is types.FunctionType:
+    if kind is types.FunctionType:
         yield from function_references(value)
     elif kind in (staticmethod, classmethod):
-        yield value.__func__
-    elif kind is property:
-        yield from (value.fget, value.fset)
-    elif kind is types.CellType:
-        with contextlib.suppress(ValueError):  # it is empty
-            yield value.cell_contents
+        yield value.__func__  # their other referents are annotations
     elif (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools"):
-        yield from gc.get_referents(value)  # e.g. an iterator's container, or the object of a bound C function
+        yield from gc.get_referents(value)  # e.g. of a partial, a bound method, a property, a cell or an iterator
     elif plain.is_a(value, type):
         yield from _class_references(value)
     elif kind is _ExistingClass:
