@@ -28,9 +28,7 @@ class Series:
         self._weights = array("d")
 
     def add(self, value: float, weight_s: float) -> None:
-        """Add a sample that covers ``weight_s`` seconds; none if that is 0."""
-        if weight_s <= 0:
-            return
+        """Add a sample that covers ``weight_s`` seconds, more than 0."""
         self._min = min(self._min, value) if self.n else value
         self._max = max(self._max, value) if self.n else value
         if self.n % self._every == 0:
@@ -43,10 +41,8 @@ class Series:
         self.weight_s += weight_s
         self._sum += value * weight_s
 
-    def spread(self) -> Spread | None:
-        """Return the spread of the samples; None without any."""
-        if self.n == 0:
-            return None
+    def spread(self) -> Spread:
+        """Return the spread of the samples, of which there must be one."""
         values, weights = np.array(self._values), np.array(self._weights)
         order = values.argsort(kind="stable")
         passed = weights[order].cumsum()
