@@ -16,8 +16,8 @@ RESCAN_EVERY = 5
 class WorkerProcesses:
     """The descendants of this process that run its own program: loader workers.
 
-    Other programs that a training starts (a logger's service, a compiler), multiprocessing's own servers and other
-    ranks are excluded.
+    Other programs that a training starts (a logger's service, a compiler), multiprocessing's own servers, loader
+    probes and other ranks are excluded.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -74,9 +74,11 @@ class WorkerProcesses:
         if not self._program:
             return True
         program = read_bytes(f"{self._proc}/{pid}/cmdline")
-        parent = read_bytes(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()[1:2]
+        parent, group = read_bytes(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()[1:3] or (b"", b"")
+        if group != b"%d" % os.getpgrp():  # the child of a loader probe, or its workers
+            return False
         # Workers of a fork server, its children, have the server's command line.
-        is_server = b".forkserver" in program and parent == [str(self._pid).encode()]
+        is_server = b".forkserver" in program and parent == b"%d" % self._pid
         is_server |= b".resource_tracker" in program
         is_same = program == self._program or (b"multiprocessing" in program and not is_server)
         # Lightning sets the variable in rank 0 only once that runs; programs started later inherit it.

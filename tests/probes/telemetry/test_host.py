@@ -249,12 +249,14 @@ def test_workers_are_those_that_run_this_program_when_others_were_started_too() 
     assert pid not in {process.pid for process in workers.processes()}
 
 
-def workers_among(root: Path, patch: pytest.MonkeyPatch, processes: dict[int, tuple[int, str, str]]) -> set[int]:
+def workers_among(
+    root: Path, patch: pytest.MonkeyPatch, processes: dict[int, tuple[int, str, str]], group: int = os.getpgrp()
+) -> set[int]:
     """Return which processes are workers of this one; each has a parent, a command line and an environment."""
     me = os.getpid()
     files = {f"{me}/cmdline": "python\0train.py", f"{me}/environ": ""}
     for pid, (parent, command, environ) in processes.items():
-        stat = f"{pid} (pt_data (worker)) S {parent} 1"
+        stat = f"{pid} (pt_data (worker)) S {parent} {group} 1"
         files |= {f"{pid}/cmdline": command, f"{pid}/environ": environ, f"{pid}/stat": stat}
     for parent in (me, *processes):
         children = [str(pid) for pid, (of, *_) in processes.items() if of == parent]
@@ -272,6 +274,12 @@ def test_servers_of_multiprocessing_are_no_workers(tmp_path: Path, monkeypatch: 
         4: (me, "python\0-c\0from multiprocessing.spawn import spawn_main; spawn_main(4)", ""),
     }
     assert workers_among(tmp_path, monkeypatch, processes) == {3, 4}
+
+
+def test_children_of_a_loader_probe_are_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = {1: (os.getpid(), "python\0train.py", "")}
+    assert workers_among(tmp_path, monkeypatch, processes) == {1}
+    assert workers_among(tmp_path, monkeypatch, processes, group=1) == set()
 
 
 def test_workers_of_rank_0_are_known_when_they_inherit_the_rank_that_lightning_set(
