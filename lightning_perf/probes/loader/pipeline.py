@@ -62,8 +62,7 @@ class Pipeline:
             sampler = loader.sampler if self.makes_batches else loader.batch_sampler
             self.units = _endless(sampler, "the sampler yields nothing")
         self._samples = _endless(dataset, "the dataset is empty")
-        makes_many = not self.makes_batches and not self.is_iterable and _makes_many(self.dataset)
-        self.fetch_many = self.dataset.__getitems__ if makes_many else None
+        self.fetch_many = None if self.makes_batches or self.is_iterable else _maker_of_many(dataset)
 
     @property
     def is_batched(self) -> bool:
@@ -178,11 +177,12 @@ class Pipeline:
             )
 
 
-def _makes_many(dataset: Any) -> bool:
-    """Return whether ``__getitems__`` makes several samples at once; that of ``Subset`` calls the dataset for each."""
-    if type(dataset) is Subset:
-        return _makes_many(dataset.dataset)
-    return callable(getattr(dataset, "__getitems__", None))
+def _maker_of_many(dataset: Any) -> Callable[[Any], Any] | None:
+    """Return the method that makes several samples at once; None without one, and for a ``Subset`` without one."""
+    if type(dataset) is Subset and _maker_of_many(dataset.dataset) is None:
+        return None  # its own ``__getitems__`` calls the dataset for each index
+    many = getattr(dataset, "__getitems__", None)
+    return many if callable(many) else None
 
 
 def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:
