@@ -134,11 +134,12 @@ def _references(value: Any) -> Iterator[Any]:
             yield from _first_of_each_type(container.__iter__(value))
     if kind in _PLAIN_CONTAINERS:
         return
+    is_pythons = (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools")
     if kind is types.FunctionType:
         yield from function_references(value)
     elif kind in (staticmethod, classmethod):
         yield value.__func__  # their other referents are annotations
-    elif (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools"):
+    elif is_pythons or plain.is_a(value, functools.partial):
         yield from gc.get_referents(value)  # e.g. of a partial, a bound method, a property, a cell or an iterator
     elif plain.is_a(value, type):
         yield from _class_references(value)

@@ -110,6 +110,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "object": lambda value: Holding(Holding(value)),
     "slots": Slotted,
     "partial": lambda value: functools.partial(print, file=value),
+    "subclass of partial": lambda value: type("Subclass", (functools.partial,), {})(print, file=value),
     "closure": lambda value: lambda: value,
     "method": lambda value: Holding(value).__len__,
     "array": lambda value: np.array([None, value], dtype=object),
