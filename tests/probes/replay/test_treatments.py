@@ -31,12 +31,12 @@ def shapes_of(bound):
 
 
 class Attention(nn.Module):
-    """Written-out attention."""
+    """Written-out attention, with the softmax in ``dtype``."""
 
-    def __init__(self, is_masked=False, dropout=0.0):
+    def __init__(self, is_masked=False, dropout=0.0, dtype=None):
         super().__init__()
         self.project = nn.Linear(16, 48)
-        self.is_masked, self.dropout = is_masked, nn.Dropout(dropout)
+        self.is_masked, self.dropout, self.dtype = is_masked, nn.Dropout(dropout), dtype
 
     def forward(self, x):
         n, length, _ = x.shape
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(8)
         if self.is_masked:
             scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
-        return self.dropout(scores.softmax(-1)) @ v
+        return self.dropout(scores.softmax(-1, dtype=self.dtype).to(v.dtype)) @ v
 
 
 class Multihead(nn.MultiheadAttention):
@@ -82,6 +82,13 @@ def test_fused_attention_gets_the_mask_and_dropout_when_the_written_one_has_them
     named = work.treated[0][2]
     assert (named["attn_mask"].shape, named["attn_mask"].dtype) == ((32, 32), torch.bool)
     assert named["dropout_p"] > 0
+
+
+def test_fused_attention_gets_no_dropout_when_only_casts_are_between_softmax_and_product():
+    log = logged(Attention(dtype=torch.float32).bfloat16(), torch.rand(4, 32, 16).bfloat16())
+    (work,) = treated_of("fused-attention", log).works
+    assert "aten::_to_copy" in [call.name for call in work.calls]
+    assert work.treated[0][2] == {"attn_mask": None}
 
 
 def test_attention_of_torch_is_replaced_when_it_returns_weights():
