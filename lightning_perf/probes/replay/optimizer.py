@@ -91,7 +91,10 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
 
     Raises:
         ValueError: Its parameters cannot be copied.
+        MemoryError: ``n_elements`` is 0.
     """
+    if not n_elements:
+        raise MemoryError("no memory is free to copy parameters of the optimizer")
     pairs = [(group, each) for group in optimizer.param_groups for each in group["params"]]
     if any(each.is_sparse or hasattr(each, "to_local") for _, each in pairs):
         raise ValueError("sparse or sharded parameters are not replayed")

@@ -164,10 +164,15 @@ def table_items(log: CallLog, optimizers: list[Any], n_batches: int, free_bytes:
 
     Raises:
         ValueError: Tables cannot be replayed.
+        MemoryError: Copies of as many rows as must be copied do not fit.
     """
     if n_batches > 1:
         raise ValueError("gradients of several batches are accumulated")
     tables = tables_in(log)
+    least = sum(min(n_rows, 2 * one.n_lookups) * width + min(n_rows * width, MAX_ELEMENTS)
+                for one in tables for n_rows, width in [one.shape])  # fmt: skip
+    if least * _BYTES_PER_ELEMENT > free_bytes:
+        raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for copies of the tables")
     n_elements = min(MAX_SPARSE_ELEMENTS, free_bytes // _BYTES_PER_ELEMENT) // max(1, len(tables))
     return [
         TableItem(

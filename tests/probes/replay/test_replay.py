@@ -546,6 +546,17 @@ def test_hooks_on_all_optimizers_see_no_replayed_step():
     assert [side.state[side.param_groups[0]["params"][0]]["step"].item() for side in item._sides.values()] == [1, 1]
 
 
+@pytest.mark.parametrize("treatment", ["fused-optimizer", "zero-grad-none", "sparse-embeddings"])
+def test_optimizers_are_not_copied_when_no_memory_is_free(treatment):
+    model = nn.Embedding(50, 8)
+    cuda = FakeCuda()
+    cuda.peak = 0
+    clock = FakeClock()
+    probe = on_a_device(model, clock, FakeDevice(clock), CudaMemory(CPU, cuda))
+    probe.answer(asked(treatment), logged(model, torch.arange(4)), trained_s=1000.0)
+    assert "MemoryError" in probe.record().results[0].reason
+
+
 def test_optimizer_is_refused_when_its_step_is_the_users():
     class Own(torch.optim.SGD):
         pass
