@@ -4,6 +4,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,6 @@ from lightning_perf.probes.plain import storage_address
 SORT = "aten::sort"
 
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
-
-_N_UNHELD = 3
-"""References to a tensor that only a view of it keeps alive, while two are ours."""
 
 
 class _Result(NamedTuple):
@@ -32,8 +30,30 @@ class _Result(NamedTuple):
     @property
     def is_held(self) -> bool:
         """Whether more than views of it refer to the result: code that is no operator, as ``tolist``, may read it."""
-        tensor = self.tensor()
-        return tensor is not None and sys.getrefcount(tensor) > _N_UNHELD
+        n = _n_references(self.tensor)
+        return n is not None and n > _n_without_variable()
+
+
+def _n_references(reference: weakref.ref[torch.Tensor]) -> int | None:
+    tensor = reference()
+    return None if tensor is None else sys.getrefcount(tensor)
+
+
+@cache
+def _n_without_variable() -> int:
+    """Return the number of references to a tensor that only a view of it keeps alive.
+
+    It depends on the versions of Python and torch. Before torch 2.10, it is the same with a variable that holds the
+    tensor: 0 then, as if there were always one.
+    """
+    with torch.inference_mode(False):
+        tensor = torch.empty(2, device="cpu")
+        reference, view = weakref.ref(tensor), tensor[:1]
+        n_with = _n_references(reference)
+        del tensor
+        n = _n_references(reference)
+    del view
+    return n if n is not None and n != n_with else 0
 
 
 class Results:
@@ -63,6 +83,7 @@ class Reads:
     """Follows the results of sorts by their storages; keeps no tensor alive."""
 
     def __init__(self) -> None:
+        _n_without_variable()  # before a dispatch mode is in place, in which views keep nothing alive
         self._results: dict[int, _Result] = {}
         self._all: list[_Result] = []
         self._read: dict[int, tuple[int, int]] = {}  # elements up to the last read, and from the first on
