@@ -1,7 +1,7 @@
 """Time the backward passes of a step, by the user's line that starts them and by the optimizers they are for."""
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,15 @@ from lightning_perf.records import BackwardPasses
 
 if TYPE_CHECKING:
     from .calls import Call
+
+
+def accumulating_parameter(node: Any) -> torch.Tensor | None:
+    """Return the parameter to whose gradient a node of autograd adds; None for all other nodes.
+
+    A node of a function of the user's has whatever attributes they set.
+    """
+    parameter: torch.Tensor | None = getattr(node, "variable", None)
+    return None if isinstance(node, torch._C._FunctionBase) else parameter
 
 
 class BackwardTimes:
@@ -29,7 +38,7 @@ class BackwardTimes:
             site = self._sites[number] = user_site()
         self._by_site[site][call] += ns
         node = torch._C._current_autograd_node()
-        if getattr(node, "variable", None) is None:  # all nodes that add to a parameter's gradient have one number
+        if accumulating_parameter(node) is None:  # all nodes that add to a gradient have one number
             self._nodes[site][node._sequence_nr()] += (number, node._sequence_nr()) != self._last_node
             self._last_node = number, node._sequence_nr()
 

@@ -21,6 +21,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model import module_walk
 from lightning_perf.probes.plain import search_limit, tensors_in
+from lightning_perf.probes.replay.backward_times import accumulating_parameter
 from lightning_perf.probes.replay.calls import flat
 from lightning_perf.records import KnownResults
 
@@ -295,10 +296,9 @@ class ResultTracker:
             self._pass_begins()
             one = self._passes[number] = Pass(user_lines(), self._n_gradient_uses)
         self._last_pass = one
-        variable = getattr(node, "variable", None)  # of a node that adds to a parameter's gradient
-        if variable is not None:
-            one.parameters.add(id(variable))
-            self._variables.append(weakref.ref(variable))
+        if (parameter := accumulating_parameter(node)) is not None:
+            one.parameters.add(id(parameter))
+            self._variables.append(weakref.ref(parameter))
         if (owner := self._by_node.get(node._sequence_nr())) is not None:
             owner.passes[one] = owner.passes.get(one, 0) + weight
         return owner

@@ -84,11 +84,11 @@ def test_other_passes_are_not(step):
 
 
 class Named(torch.autograd.Function):
-    """A function of the user's that keeps a name in its node."""
+    """A function of the user's that keeps names in its node, one of them where torch's nodes keep a parameter."""
 
     @staticmethod
     def forward(ctx, x):
-        ctx.name = "sign"
+        ctx.name, ctx.variable = "sign", "x"
         return x.clone()
 
     @staticmethod
