@@ -221,7 +221,7 @@ class ResultTracker:
             given.pop(0)
         if function.name in LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
-            self._use(inputs if inputs[0].numel() == 1 else ())  # a backward pass begins so
+            self._use(inputs if inputs and inputs[0].numel() == 1 else ())  # a backward pass begins so
         read = dense_tensors(list(given.values()))
         is_random = function.is_random(args)
         # Batch normalization mixes the items of a batch, so that an item has other results in each epoch.

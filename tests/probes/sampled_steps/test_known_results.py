@@ -101,8 +101,9 @@ def test_operators_with_known_results_are_found(step, kind, n):
         lambda net, x: net.trained(x).clone() + net.trained.bias.clone() + net.trained.bias.clone(),
         lambda net, x: checkpoint(net.trained, x, use_reentrant=False),
         lambda net, x: net.trained(torch.sparse_coo_tensor([[0], [0]], [1.0], (N, N)) @ net.trained(x)),
+        lambda net, x: net.trained(torch.zeros_like(x.to_sparse()).to_dense() + x),
     ],
-    ids=["dropout", "dropouts", "random", "literal", "factory", "clones", "checkpointing", "sparse"],
+    ids=["dropout", "dropouts", "random", "literal", "factory", "clones", "checkpointing", "sparse", "sparse zeros"],
 )
 def test_other_operators_are_not(step):
     found = follow(step)
