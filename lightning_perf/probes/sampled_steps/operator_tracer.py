@@ -34,11 +34,12 @@ _ALWAYS_WAIT = {
 }
 
 
-def sync_label(name: str, args: Any, out: Any, stack: StackView, device_type: str) -> str:
+def sync_label(name: str, args: Any, kwargs: Any, out: Any, stack: StackView, device_type: str) -> str:
     """Return the label of an operator that makes the host wait for the device; empty for others.
 
     With ``device_type`` ``"cpu"``: of one that would wait on a device. ``name`` has no namespace and no underscore of
-    an in-place operator.
+    an in-place operator. A copy to the host waits unless it has ``non_blocking`` and goes to pinned memory:
+    https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
     """
 
     def is_on_device(tensor: Any) -> bool:
@@ -55,10 +56,13 @@ def sync_label(name: str, args: Any, out: Any, stack: StackView, device_type: st
     if device_type == "cpu":
         return ""
     if name == "_to_copy":
-        return "cpu" if out.device.type == "cpu" and is_on_device(args[0]) else ""
-    if name == "copy":
-        return "copy_" if args[0].device.type == "cpu" and is_on_device(args[1]) else ""
-    return ""
+        label, source, target, is_async = "cpu", args[0], out, kwargs.get("non_blocking", False)
+    elif name == "copy":
+        label, source, target, is_async = "copy_", args[1], args[0], len(args) > 2 and args[2]
+    else:
+        return ""
+    is_to_host = target.device.type == "cpu" and is_on_device(source)
+    return label if is_to_host and not (is_async and target.is_pinned()) else ""
 
 
 def _reading_label(stack: StackView) -> str:
@@ -156,6 +160,7 @@ class OperatorTracer(PassiveMode, StepTracer):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         begin = self._now_ns()
+        kwargs = kwargs or {}
         stack, name = None, ""
         if not (self._end_ns or self.failure):
             try:
@@ -164,13 +169,13 @@ class OperatorTracer(PassiveMode, StepTracer):
             except Exception as error:  # noqa: BLE001 - recorded; the operator itself must be called
                 self._fail(error)
         called = self._now_ns()
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         done = self._now_ns()
         if stack is not None and not self.failure:
             try:
-                self._add(stack, name, args, out, done - called)
+                self._add(stack, name, args, kwargs, out, done - called)
                 if any(call.is_repeating for call in stack.calls):
-                    self._chains.follow(stack.calls, stack.hits, func, args, kwargs or {}, out)
+                    self._chains.follow(stack.calls, stack.hits, func, args, kwargs, out)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
                 for hits in stack.hits:
                     hits.last = moment
@@ -179,8 +184,8 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._own_ns += self._now_ns() - done + called - begin
         return out
 
-    def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
-        label = sync_label(name, args, out, stack, self._device.type)
+    def _add(self, stack: StackView, name: str, args: Any, kwargs: Any, out: Any, ns: int) -> None:
+        label = sync_label(name, args, kwargs, out, stack, self._device.type)
         if label and not self._is_inside and not is_in_optimizer(stack):
             self._count(stack.place, label, ns)
         if name == "unbind":

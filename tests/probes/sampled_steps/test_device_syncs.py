@@ -1,14 +1,17 @@
-"""Synchronizing calls reported by a device, with a fake device."""
+"""Synchronizing calls of a device: those that it reports, and copies to the host."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lightning_perf.probes.sampled_steps.code_lines import NOWHERE, StackView
+from lightning_perf.probes.sampled_steps.operator_tracer import sync_label
 from lightning_perf.probes.sampled_steps.probe import DeviceWarnings, sync_debug_of
 
 HERE = Path(__file__).name
@@ -83,3 +86,15 @@ def test_filters_are_put_back_when_the_device_refuses():
 
 def test_there_is_no_mode_when_the_device_is_a_cpu():
     assert sync_debug_of(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("is_async", "is_pinned", "waits"), [(False, True, True), (True, False, True), (True, True, False)]
+)
+def test_copies_to_the_host_wait_unless_they_are_asynchronous_and_to_pinned_memory(is_async, is_pinned, waits):
+    source, stack = torch.zeros(2, device="meta"), StackView(NOWHERE, (), (), None)
+    target = SimpleNamespace(device=torch.device("cpu"), is_pinned=lambda: is_pinned)
+    named = {"non_blocking": True} if is_async else {}
+    assert sync_label("_to_copy", (source,), named, target, stack, "meta") == ("cpu" if waits else "")
+    copied = (target, source, True) if is_async else (target, source)
+    assert sync_label("copy", copied, {}, target, stack, "meta") == ("copy_" if waits else "")
