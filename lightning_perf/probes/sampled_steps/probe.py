@@ -32,7 +32,7 @@ from lightning_perf.probes.replay.zero_operands import zero_operand
 from lightning_perf.probes.settings.compiler import is_any_compiled
 from lightning_perf.probes.settings.machine import device_name
 from lightning_perf.records import ModelProfile, RepeatedRows, Session, SyncCalls
-from lightning_perf.seams import is_overridden
+from lightning_perf.seams import Undos, change_attribute, is_overridden
 
 from .code_lines import CodeLines, SourceLine
 from .gradients import unowned_parameters
@@ -83,6 +83,7 @@ class DeviceWarnings(StepTracer):
         self._debug = debug
         self._lines = CodeLines()
         self._catch: warnings.catch_warnings[None] | None = None
+        self._undos = Undos()
         self._before = 0
 
     def open(self) -> None:
@@ -95,7 +96,8 @@ class DeviceWarnings(StepTracer):
         self._catch.__enter__()
         warnings.filterwarnings("always", message=f".*{_MESSAGE}.*")
         warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}.*")
-        warnings.showwarning = partial(self._show, warnings.showwarning)
+        # `catch_warnings` restores only filters where Python keeps them by context: in 3.14 without the GIL.
+        change_attribute(warnings, "showwarning", partial(self._show, warnings.showwarning), self._undos)
         try:
             self._debug.set_sync_debug_mode(1)
         except Exception:
@@ -108,6 +110,7 @@ class DeviceWarnings(StepTracer):
             try:
                 self._debug.set_sync_debug_mode(self._before)
             finally:
+                self._undos.close()
                 with interrupts.suppress(RuntimeError):  # an interrupt came before it was entered
                     catch.__exit__(None, None, None)
                 self._catch = None

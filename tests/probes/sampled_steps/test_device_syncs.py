@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,17 @@ def test_filters_are_put_back_when_the_step_is_over():
     traced.close()
     traced.close()
     assert list(warnings.filters) == before
+    assert warnings.showwarning is shows
+
+
+def test_warnings_are_shown_as_before_when_python_keeps_filters_by_context(monkeypatch):
+    """As without the GIL from 3.14 on, where `catch_warnings` does not restore `showwarning`."""
+    monkeypatch.setattr(warnings, "catch_warnings", nullcontext)
+    monkeypatch.setattr(warnings, "filters", list(warnings.filters))
+    shows, traced = warnings.showwarning, DeviceWarnings(FakeDebug())
+    traced.open()
+    assert warnings.showwarning is not shows
+    traced.close()
     assert warnings.showwarning is shows
 
 
