@@ -298,51 +298,50 @@ class SampledSteps(Probe):
         self.cost_ns += self._now_ns() - begin
 
     def _counted(self, counter: ArithmeticCounter) -> None:
-        if counter.results is not None:
-            counter.results.end()
-        if self._unconfirmed is not None:
+        log, results = counter.log, counter.results
+        assert log is not None
+        assert results is not None
+        results.end()
+        first, self._unconfirmed = self._unconfirmed, None
+        if counter.failure or counter.has_backward or first is not None:
             self._attempts_left = 0
-            if not counter.failure and counter.results is not None:
-                self._unconfirmed.confirm(counter.results)
-                self._results = self._unconfirmed
-                if self._repeated is not None and self.profile is not None and counter.log is not None:
-                    repeated = in_both(self._repeated, repeated_rows(counter.log))
-                    self.profile = msgspec.structs.replace(self.profile, repeated_rows=repeated)
-            self._unconfirmed = None
-        elif counter.failure:
-            self._attempts_left = 0
-        elif counter.has_backward or not self._attempts_left:
-            self._attempts_left = 0
-            profile = counter.profile(device_name(self._device), self._n_samples, self._step)
-            self.profile, self.call_log = profile, counter.log
-            self._passes = counter.passes
-            self._repeated = repeated_rows(counter.log) if counter.log is not None else None
-            if counter.results is not None and (counter.results.has_found() or self._repeated is not None):
-                self._unconfirmed, self._attempts_left = counter.results, 1
-            if counter.log is not None:
-                self.profile = msgspec.structs.replace(
-                    profile,
-                    broadcast=broadcast_sum(counter.log),
-                    zeros=zero_operand(counter.log),
-                    cheaper=cheaper_operator(counter.log),
-                    backward_passes=counter.log.backward.records(counter.log.reach.n_optimizers),
-                )
-                self._targets = counter.targets.behind([call.site for call in output_layer_of(counter.log)])
+        if counter.failure:
+            if first is not None:
+                self.missing["model_profile.known_results"] = self.missing.pop("model_profile")
+        elif first is not None:
+            first.confirm(results)
+            self._results = first
+            if self._repeated is not None and self.profile is not None:
+                repeated = in_both(self._repeated, repeated_rows(log))
+                self.profile = msgspec.structs.replace(self.profile, repeated_rows=repeated)
+        elif not self._attempts_left:
+            self.call_log, self._passes, self._repeated = log, counter.passes, repeated_rows(log)
+            self.profile = msgspec.structs.replace(
+                counter.profile(device_name(self._device), self._n_samples, self._step),
+                broadcast=broadcast_sum(log),
+                zeros=zero_operand(log),
+                cheaper=cheaper_operator(log),
+                backward_passes=log.backward.records(log.reach.n_optimizers),
+            )
+            self._targets = counter.targets.behind([call.site for call in output_layer_of(log)])
+            if results.has_found() or self._repeated is not None:
+                self._unconfirmed, self._attempts_left = results, 1
 
     def before_report(self, is_last: bool) -> None:
-        """Count the watched step from its shapes, and read the targets of the counted one."""
-        targets, self._targets = self._targets, None
-        if targets is not None and self.profile is not None:
-            self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
-        passes, self._passes = self._passes, None
-        if passes is not None and self.profile is not None:
-            n_passes, pass_site = passes.count()
-            self.profile = msgspec.structs.replace(self.profile, n_passes=n_passes, pass_site=pass_site)
-        results = self._results  # kept, because what changes later is not constant
-        if results is not None and self.profile is not None:
-            known = results.found()
-            missing = {**self.profile.missing, **({"known_results": results.failure} if results.failure else {})}
-            self.profile = msgspec.structs.replace(self.profile, known_results=known, missing=missing)
+        """Count the watched step from its shapes, and read what was left on the device in the counted one."""
+        read: dict[str, Any] = {}
+        if self._targets is not None:
+            read["targets"] = self._targets.read()
+            self._targets = None
+        if self._passes is not None:
+            read["n_passes"], read["pass_site"] = self._passes.count()
+            self._passes = None
+        if self._results is not None:  # kept, because what changes later is not constant
+            read["known_results"] = self._results.found()
+        if self.profile is not None:
+            if self._results is not None and self._results.failure:
+                read["missing"] = {**self.profile.missing, "known_results": self._results.failure}
+            self.profile = msgspec.structs.replace(self.profile, **read)
         watch, self._watch = self._watch, None
         if watch is not None and not self._trainer.received_sigterm:
             begin, depth, trained_ns = self._now_ns(), max(1, self._depth), self._loop.wall_ns()
@@ -393,11 +392,7 @@ class SampledSteps(Probe):
 
     def module_times(self) -> dict[str, ModuleTime] | None:
         """Return mean seconds per step by module; None before the first resolved step."""
-        waiting = []
-        for timed in self._unresolved:
-            if not timed.is_resolved():
-                waiting.append(timed)
-            elif (times := timed.times()) is not None:
-                self._modules.append(times)
-        self._unresolved = waiting
+        resolved = [one for one in self._unresolved if one.is_resolved()]
+        self._unresolved = [one for one in self._unresolved if one not in resolved]
+        self._modules += [times for one in resolved if (times := one.times()) is not None]
         return mean_times(self._modules) if self._modules else None

@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_perf.options import DoctorOptions
 from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.model import flops
 from lightning_perf.probes.sampled_steps import probe as sampled_steps
 from lightning_perf.probes.sampled_steps.probe import COUNTED_STEP, ROUNDS, SampledSteps
 from lightning_perf.probes.sampled_steps.tracing import PassiveMode, current_mode, leave_mode
@@ -109,6 +110,16 @@ def test_other_kinds_go_on_when_one_raises(monkeypatch: pytest.MonkeyPatch) -> N
     assert fit.probe.sync_calls() is not None
     assert fit.loop.timeline.phase_listener is None
     assert fit.loop.on_record_end is None
+
+
+def test_counted_step_is_kept_when_the_second_one_cannot_confirm_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_steps.ResultTracker, "has_found", lambda _: True)
+    fit = Fit()
+    fit.until(COUNTED_STEP + 1)
+    monkeypatch.setattr(flops, "MAX_COST_S", -1.0)
+    assert fit.until(COUNTED_STEP + 5) == [COUNTED_STEP + 1]
+    assert fit.probe.profile is not None
+    assert list(fit.probe.missing) == ["model_profile.known_results"]
 
 
 def test_tracer_is_closed_at_the_next_step_when_a_users_mode_was_above_it() -> None:
