@@ -64,7 +64,7 @@ class ReplayProbe(Probe):
     """
 
     name = "replay"
-    field, reason = "replay", "replay=False"
+    field, reason, option = "replay", "only steps of a fit are replayed", "replay"
     stages = ("fit",)
     after = ("sampled_steps",)
 
@@ -85,9 +85,12 @@ class ReplayProbe(Probe):
         self._budget_s = LEAST_S
 
     @classmethod
-    def open(cls, run: RunContext) -> "ReplayProbe | None":
-        """Replay, unless ``replay=False``, or ``arithmetic=False``: no operators are known then."""
-        return cls(run) if run.options.arithmetic and run.options.replay else None
+    def open(cls, run: RunContext) -> Probe | None:
+        """Return the probe, unless an option is False: with ``arithmetic=False``, no operators are known."""
+        if run.options.arithmetic:
+            return super().open(run)
+        run.missing[cls.field] = "arithmetic=False"
+        return None
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
         """Replay what is not answered yet, largest first, within the budget; return whether something was replayed.

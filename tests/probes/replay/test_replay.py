@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_perf.probes.replay import CallLog, threads, treatments
+from lightning_perf.options import DoctorOptions
+from lightning_perf.probes.replay import CallLog, ReplayProbe, threads, treatments
 from lightning_perf.probes.replay import compare as watch_module
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec, specs_in
@@ -257,6 +258,13 @@ def test_replay_reports_the_reason_when_it_fails(monkeypatch):
     probe = probe_of(model)
     probe.answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
     assert probe.record().results[0].reason == "RuntimeError: no such kernel"
+
+
+@pytest.mark.parametrize("option", ["replay", "arithmetic"])
+def test_option_that_leaves_nothing_to_replay_is_the_reason(option):
+    run = SimpleNamespace(options=DoctorOptions(**{option: False}), missing={})
+    assert ReplayProbe.open(run) is None
+    assert run.missing == {"replay": f"{option}=False"}
 
 
 def test_replay_is_refused_when_others_would_see_it():
