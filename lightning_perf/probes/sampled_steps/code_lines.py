@@ -327,12 +327,12 @@ class CodeLines:
         for i, frame in enumerate(users):
             call = self._running.get(id(frame))
             if call is None:
-                call = self._running[id(frame)] = FunctionCall(frame)
+                call = self._running[id(frame)] = FunctionCall(frame, frame.f_code)
             at = frame.f_lasti
             hits = call.hits.get(at)
             is_own = i == 0 and is_direct
             if hits is None:
-                hits = call.hits[at] = Hits(frame.f_lineno or 0, operator if is_own else "", now, phase)
+                hits = call.hits[at] = Hits(frame.f_lineno or 0, operator if is_own else "", phase, now, now)
             # The innermost function hits an instruction when it calls an operator there; an outer one when
             # it makes a new call from there. Many operators below one call of torch, or of one index, are not a loop.
             if (is_own and operator == hits.operator) or (i > 0 and hits.child is not child):

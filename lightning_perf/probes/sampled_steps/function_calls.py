@@ -1,5 +1,6 @@
 """Calls of the user's functions in one step, and what was called again within each."""
 
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -15,50 +16,39 @@ class Moment(NamedTuple):
     n_operators: int
 
 
+@dataclass(slots=True, eq=False)
 class Hits:
     """Hits of one instruction within one call of a function.
 
     ``first_chain`` and ``longest_chain`` are lengths of chains that end in its operators, as in ``DependencyChains``.
     """
 
-    __slots__ = (
-        "child",
-        "first",
-        "first_chain",
-        "last",
-        "line",
-        "longest_chain",
-        "n",
-        "n_operators",
-        "operator",
-        "phase",
-    )
-
-    def __init__(self, line: int, operator: str, now: Moment, phase: str) -> None:
-        self.line = line
-        self.operator = operator
-        self.phase = phase
-        self.n = 0
-        self.n_operators = self.first_chain = self.longest_chain = 0
-        self.first = self.last = now
-        self.child: object = None
+    line: int
+    operator: str
+    phase: str
+    first: Moment
+    last: Moment
+    n: int = 0
+    n_operators: int = 0
+    first_chain: int = 0
+    longest_chain: int = 0
+    child: object = None
 
 
+@dataclass(slots=True, eq=False)
 class FunctionCall:
     """One call of a user's function, with hits by instruction.
 
     ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating;
-    ``is_repeating``: an instruction was hit again.
+    ``is_repeating``: an instruction was hit again. ``frame`` is None after the call.
     """
 
-    __slots__ = ("code", "frame", "hits", "is_iterated", "is_repeating", "n_unbound")
-
-    def __init__(self, frame: FrameType) -> None:
-        self.frame: FrameType | None = frame
-        self.code: CodeType = frame.f_code
-        self.hits: dict[int, Hits] = {}
-        self.n_unbound = 0
-        self.is_iterated = self.is_repeating = False
+    frame: FrameType | None
+    code: CodeType
+    hits: dict[int, Hits] = field(default_factory=dict)
+    n_unbound: int = 0
+    is_iterated: bool = False
+    is_repeating: bool = False
 
     def has_loop(self) -> bool:
         """Return whether an instruction was executed so often that it is in a loop."""
