@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ def owner_of(file: str) -> str:
     return USER
 
 
-_kept_owner_of = lru_cache(maxsize=_MAX_KEPT)(owner_of)
+_kept_owner_of, _base_name = cache(owner_of), cache(os.path.basename)
 
 
 def _lightning_folders() -> tuple[str, ...]:
@@ -241,7 +241,6 @@ class CodeLines:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, tuple[str, str]] = {}  # owner and base name
         self._running: dict[int, FunctionCall] = {}
         self._loops: list[FunctionCall] = []
         self._users: list[int] = []  # of the last operator
@@ -267,7 +266,7 @@ class CodeLines:
         """Return the innermost line above the caller that is not torch's."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            owner, _ = self._file(frame)
+            owner = _kept_owner_of(frame.f_code.co_filename)
             if owner in (USER, LIGHTNING, OTHER):
                 return _place(owner, frame)
             frame = frame.f_back
@@ -286,7 +285,8 @@ class CodeLines:
         while frame is not None:
             if inner is not None and id(frame) in self._below:
                 break
-            of_frame, name = self._file(frame)
+            file = frame.f_code.co_filename
+            of_frame = _kept_owner_of(file)
             if of_frame == USER:
                 users.append(frame)
             if inner is None:
@@ -294,7 +294,7 @@ class CodeLines:
                     return None
                 if of_frame != TORCH:
                     inner, owner = frame, of_frame
-                elif name not in ("eval_frame.py", "_compile.py"):  # the wrapper that keeps dynamo out of here
+                elif (name := _base_name(file)) not in ("eval_frame.py", "_compile.py"):  # these keep dynamo out
                     via.append((name, frame.f_code.co_name))
             frame = frame.f_back
         running = [id(user) for user in users]
@@ -353,13 +353,6 @@ class CodeLines:
                 hits.child = None
             if call.has_loop() and len(self._loops) < _MAX_KEPT:
                 self._loops.append(call)
-
-    def _file(self, frame: FrameType) -> tuple[str, str]:
-        file = frame.f_code.co_filename
-        found = self._files.get(file)
-        if found is None:
-            found = self._files[file] = owner_of(file), os.path.basename(file)
-        return found
 
 
 def _place(owner: str, frame: FrameType) -> SourceLine:
