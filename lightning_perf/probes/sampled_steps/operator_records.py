@@ -1,12 +1,14 @@
 """Records of traced steps: lines that synchronize, loops over tensors, attention written out."""
 
+from collections import Counter
+
 import msgspec
 
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
 from .code_lines import USER, SourceLine
 from .function_calls import MIN_REPEATS, FunctionCall
-from .operator_tracer import OperatorTracer
+from .operator_tracer import OperatorTracer, Sync
 from .written_attention import Attention
 
 _MAX_SITES = 32
@@ -33,7 +35,7 @@ def sync_calls(
         n_steps=n,
         step_s=step_s,
         device=device,
-        calls=_calls(tracers, device, warned or {}),
+        calls=_calls(tracers, warned or {}),
         loops=_loops(tracers),
         attentions=_attentions(tracers, device),
         operators_per_step=sum(tracer.lines.n_operators for tracer in tracers) / n,
@@ -41,26 +43,21 @@ def sync_calls(
     )
 
 
-def _calls(tracers: list[OperatorTracer], device: str, warned: dict[SourceLine, int]) -> tuple[SyncCall, ...]:
-    merged: dict[tuple[SourceLine, str, str], list[float]] = {}
-    texts: dict[SourceLine, str] = {}
+def _calls(tracers: list[OperatorTracer], warned: dict[SourceLine, int]) -> tuple[SyncCall, ...]:
+    n, n_syncs, sync_ns = len(tracers), Counter[Sync](), Counter[Sync]()
     for tracer in tracers:
-        for key, site in tracer.sites.items():
-            total = merged.setdefault(key, [0.0, 0.0])
-            total[0] += site.n
-            total[1] += site.ns / 1e9
-            texts[key[0]] = site.text
-    n = len(tracers)
+        n_syncs.update(tracer.n_syncs)
+        sync_ns.update(tracer.sync_ns)
     calls = [
         SyncCall(
             operator=label,
             per_step=count / n,
-            cost_s=seconds / n,
+            cost_s=sync_ns[place, label, phase] / 1e9 / n,
             owner=place.owner,  # type: ignore[arg-type]
             phase=phase,
-            **{**place.fields(), "code": texts[place]},
+            **place.fields(),
         )
-        for (place, label, phase), (count, seconds) in merged.items()
+        for (place, label, phase), count in n_syncs.items()
     ]
     known = {(call.file, call.line) for call in calls}
     calls += [

@@ -8,8 +8,8 @@ hides its operators) is seen by patching these methods during that step.
 import dis
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -82,19 +82,15 @@ def is_in_optimizer(stack: StackView) -> bool:
     return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
-@dataclass(slots=True)
-class Site:
-    """Calls of one kind from one line; ``text`` is the line itself."""
-
-    text: str
-    n: int = 0
-    ns: int = 0
+Sync = tuple[SourceLine, str, str]
+"""Line, label and phase of a synchronizing call."""
 
 
 class OperatorTracer(PassiveMode, StepTracer):
     """Traces one step's operators, from ``open`` to ``close``.
 
     Only synchronization with ``device`` counts. ``entry_ns`` is the cost per operator from ``entry_cost_ns``.
+    ``n_syncs`` and ``sync_ns`` are the number and the nanoseconds of synchronizing calls.
     """
 
     def __init__(
@@ -113,7 +109,8 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
         self._undos = Undos()
-        self.sites: dict[tuple[SourceLine, str, str], Site] = {}
+        self.n_syncs: Counter[Sync] = Counter()
+        self.sync_ns: Counter[Sync] = Counter()
         self.attention = AttentionMatcher()
         self._chains = DependencyChains()
 
@@ -193,12 +190,9 @@ class OperatorTracer(PassiveMode, StepTracer):
         self.attention.follow(stack, name, args, out, ns, is_backward=self._phase() == "backward")
 
     def _count(self, place: SourceLine, label: str, ns: int) -> None:
-        key = (place, label, self._phase())
-        site = self.sites.get(key)
-        if site is None:
-            site = self.sites[key] = Site(place.text())
-        site.n += 1
-        site.ns += ns
+        sync = place, label, self._phase()
+        self.n_syncs[sync] += 1
+        self.sync_ns[sync] += ns
 
     def step_s(self) -> float:
         """Return the step's duration without the known tracing cost."""
