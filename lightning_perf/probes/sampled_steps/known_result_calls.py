@@ -107,8 +107,8 @@ class StepCalls:
         self.are_items_changed = False
         """Whether the batch may hold other items than the dataset returns, or random numbers were drawn in Python."""
         self.zeros = ZeroGradients()
-        self.recomputed_bytes = 0
-        self._recomputed: list[Call] = []
+        self._recomputed = Counter[Lines]()  # weights of what activation checkpointing calls again, by line
+        self._n_recomputed = self._recomputed_bytes = 0
         self._has_backward = False
         self._zeroed: list[Call] = []
         self._constant_elsewhere: set[int] | None = None
@@ -119,8 +119,9 @@ class StepCalls:
 
     def add_recomputed(self, weight: int, n_bytes: int, lines: Lines) -> None:
         """Add an operator that activation checkpointing calls again, and the bytes of its results."""
-        self._recomputed.append(Call(weight, 0, TRAINED, lines))
-        self.recomputed_bytes += n_bytes
+        self._recomputed[lines] += weight
+        self._n_recomputed += 1
+        self._recomputed_bytes += n_bytes
 
     def find_used(self) -> None:
         """Mark all operators whose results are used, by going back from those that are."""
@@ -147,12 +148,9 @@ class StepCalls:
             weight, backward = sum(call.weight for call in calls), sum(call.backward_weight for call in calls)
             site = self._site(calls) if calls else ""
             found.append(self._record(kind, len(calls), weight, backward, site=site, **self._kept(kind, calls)))
-        weight, lines = 0, Counter[Lines]()
-        for call in self._recomputed:
-            weight += call.weight
-            lines[call.lines] += call.weight
-        n, kept_bytes, site = len(self._recomputed), self.recomputed_bytes, site_text(self._callers_of(_most(lines)))
-        found.append(self._record("recomputed", n, 0, weight, kept_bytes=kept_bytes, site=site))
+        site, kept_bytes = site_text(self._callers_of(_most(self._recomputed))), self._recomputed_bytes
+        weight = self._recomputed.total()
+        found.append(self._record("recomputed", self._n_recomputed, 0, weight, kept_bytes=kept_bytes, site=site))
         found += [self._repeated_passes(), self._zero_gradients()]
         return tuple(one for one in found if one.n_operators)
 
