@@ -31,24 +31,25 @@ _MAX_BATCHES = 200
 """Batches after which unused gradients are no longer looked for, if some optimizer has not stepped often enough."""
 
 
+@dataclass(slots=True)
 class _GradientState:
     """The state of one optimizer's gradients.
 
     ``state`` is ``unknown``, ``stale`` since a step, ``dirty`` (added to while stale) or ``cleared``.
     """
 
-    def __init__(self) -> None:
-        self.parameter: torch.Tensor | None = None
-        self.seen: tuple[int, int] | None = None
-        self.state = "unknown"
-        self.keeps_tensors: bool | None = None
-        self.n_steps = 0
-        self.n_zero_grads = 0
-        self.n_clearings = 0
-        self.n_dropping = 0
-        self.added_at = self.dropping_backward = ""
-        self.n_judged = 0
-        self.n_uncleared = 0
+    parameter: torch.Tensor | None = None
+    seen: tuple[int, int] | None = None
+    state: str = "unknown"
+    keeps_tensors: bool | None = None
+    n_steps: int = 0
+    n_zero_grads: int = 0
+    n_clearings: int = 0
+    n_dropping: int = 0
+    added_at: str = ""
+    dropping_backward: str = ""
+    n_judged: int = 0
+    n_uncleared: int = 0
 
     @property
     def is_done(self) -> bool:
