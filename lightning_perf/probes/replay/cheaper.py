@@ -16,8 +16,8 @@ from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
 from .written_out import written_out
 
-MAX_FACTOR = 13
-"""Largest prime factor of a length that MKL has fast code for; cuFFT's is smaller."""
+_FAST = math.prod((2, 3, 5, 7, 11, 13)) ** 64
+"""A multiple of all lengths without larger prime factors, for which MKL has fast code; cuFFT's are smaller."""
 
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
@@ -83,7 +83,7 @@ def _transforms(log: CallLog) -> Iterator[Cheaper]:
     inverse = {_length(call) for call in calls if call.name == "aten::_fft_c2r" or call.named.get("forward") is False}
     for call in calls:
         size, bound = _length(call), function_of(call)
-        if size not in padded & inverse or _largest_factor(size) <= MAX_FACTOR or bound is None:
+        if size not in padded & inverse or not size or _FAST % size == 0 or bound is None:
             continue
         better = next_fast_len(size, real=call.name != "aten::_fft_c2c")
         longer = _lengthened(bound, call, size, better)
@@ -287,15 +287,6 @@ def _is_logged(log: CallLog, index: int) -> bool:
 
 def _with_decay(gradient: Tensor, parameter: Tensor) -> Tensor:
     return torch.add(gradient, parameter, alpha=1e-4)
-
-
-def _largest_factor(n: int) -> int:
-    largest, divisor = 1, 2
-    while divisor * divisor <= n:
-        while n % divisor == 0:
-            largest, n = divisor, n // divisor
-        divisor += 1
-    return max(largest, n)
 
 
 _FINDERS = (
