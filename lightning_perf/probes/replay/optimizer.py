@@ -16,6 +16,9 @@ MAX_ELEMENTS = 2**24
 
 _OWN = (*GROUP_CONTENTS, "initial_lr")
 
+_Groups = list[tuple[dict[str, Any], list[torch.Tensor]]]
+"""Parameter groups as an optimizer has them, each with tensors in place of its parameters."""
+
 
 class OptimizerItem:
     """Steps of an optimizer, without and with changed arguments, e.g. ``{"fused": True}``.
@@ -86,7 +89,7 @@ class ZeroingItem:
         return [(begin, watch.mark())]
 
 
-def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[torch.Tensor]]], float]:
+def _sample(optimizer: Any, n_elements: int) -> tuple[_Groups, float]:
     """Return copies of every k-th parameter by size, in groups, and the factor from a step on these to a whole step.
 
     Raises:
@@ -133,9 +136,7 @@ def kinds_of_groups(optimizer: Any, schedulers: Iterable[Any]) -> dict[int, Any]
     }
 
 
-def _joined(
-    groups: list[tuple[dict[str, Any], list[torch.Tensor]]], kinds: Mapping[int, Any]
-) -> list[tuple[dict[str, Any], list[torch.Tensor]]]:
+def _joined(groups: _Groups, kinds: Mapping[int, Any]) -> _Groups:
     joined: dict[Any, tuple[dict[str, Any], list[torch.Tensor]]] = {}
     for group, tensors in groups:
         joined.setdefault(kinds[id(group)], (group, []))[1].extend(tensors)
@@ -158,7 +159,7 @@ def step_once(optimizer: Any) -> None:
     getattr(step, "__wrapped__", step)(optimizer)  # torch wraps it to call hooks
 
 
-def rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]], changes: dict[str, Any]) -> Any:
+def rebuilt(kind: Any, groups: _Groups, changes: dict[str, Any]) -> Any:
     """Return an optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
     made = []
     for group, tensors in groups:

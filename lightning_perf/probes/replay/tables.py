@@ -97,8 +97,8 @@ class TableItem:
         n_sparse_elements: int = MAX_SPARSE_ELEMENTS,
     ) -> None:
         group = _group_of(table, optimizer)
-        kind = _TAKE_SPARSE.get(type(optimizer).__name__)
-        if group is None or kind is None or not type(optimizer).__module__.startswith("torch.optim."):
+        sparse_optimizer = _TAKE_SPARSE.get(type(optimizer).__name__)
+        if group is None or sparse_optimizer is None or not type(optimizer).__module__.startswith("torch.optim."):
             raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
         if group.get("momentum"):
             raise ValueError("momentum keeps all rows changing")
@@ -110,18 +110,19 @@ class TableItem:
         distinct = [n * -math.expm1(-n_lookups / n) for n in (n_all, n_sparse)]  # expected rows
         self.weight = table.n_tables * n_all / n_dense
         self.treated_weight = table.n_tables * distinct[0] / distinct[1]
-        self._kind = table
+        self._table = table
         first = group["params"][0]
         make = {"dtype": first.dtype, "device": first.device}
         self._generator = torch.Generator(device=first.device).manual_seed(0)
         self._incoming = torch.rand(n_lookups, width, generator=self._generator, **make)
         dense, sparse = (torch.full((n, width), 0.5, **make).requires_grad_() for n in (n_dense, n_sparse))
-        arguments = {name: _number(value) for name, value in group.items() if name in _KEPT}
-        if kind is torch.optim.SparseAdam:
+        kept = {name: value for name, value in group.items() if name in _KEPT}
+        arguments = {name: float(one) if isinstance(one, torch.Tensor) else one for name, one in kept.items()}
+        if sparse_optimizer is torch.optim.SparseAdam:
             arguments.pop("lr_decay", None)
         self._sides = {
             False: _Side(dense, rebuilt(type(optimizer), [(group, [dense])], {}), max(1, n_lookups * n_dense // n_all)),
-            True: _Side(sparse, kind([sparse], **arguments), n_lookups),
+            True: _Side(sparse, sparse_optimizer([sparse], **arguments), n_lookups),
         }
         for is_treated, side in self._sides.items():
             self._update(side, self._looked_up(side, is_treated))
@@ -143,9 +144,9 @@ class TableItem:
         n_rows, device = len(side.table), side.table.device
         indices = torch.randint(n_rows, (side.n_lookups,), generator=self._generator, device=device)
         with torch.enable_grad():
-            if not self._kind.n_bags:
+            if not self._table.n_bags:
                 return F.embedding(indices, side.table, sparse=is_treated)
-            size = max(1, self._kind.n_lookups // self._kind.n_bags)
+            size = max(1, self._table.n_lookups // self._table.n_bags)
             offsets = torch.arange(0, len(indices), size, device=device)
             return F.embedding_bag(indices, side.table, offsets, mode="sum", sparse=is_treated)
 
@@ -153,10 +154,6 @@ class TableItem:
         (side.table.grad,) = torch.autograd.grad(rows, side.table, self._incoming[: len(rows)])
         step_once(side.optimizer)
         side.table.grad = None
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, torch.Tensor) else value
 
 
 def table_items(log: CallLog, optimizers: list[Any], n_batches: int, free_bytes: int) -> list[Item]:
