@@ -49,7 +49,8 @@ _SITED = {
 COPYING = ("aten::cat", "aten::clone", "aten::index", "aten::index_select")
 """Operators whose results are distinguished by what they copy."""
 
-_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Types of arguments that are kept as they are."""
 
 
 class TensorSpec(NamedTuple):
@@ -371,7 +372,7 @@ class CallLog:
             )
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)
-        return value if type(value) in _PLAIN else OPAQUE
+        return value if type(value) in PLAIN_TYPES else OPAQUE
 
     def _key(self, value: Any) -> Any:
         """Replace a tensor's source by the operator that wrote it, so that equal layers are one call; keep copies."""

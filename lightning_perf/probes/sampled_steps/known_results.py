@@ -22,7 +22,7 @@ from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model import module_walk
 from lightning_perf.probes.plain import search_limit, tensors_in
 from lightning_perf.probes.replay.backward_times import accumulating_parameter
-from lightning_perf.probes.replay.calls import flat
+from lightning_perf.probes.replay.calls import PLAIN_TYPES, flat
 from lightning_perf.records import KnownResults
 
 from .code_lines import instruction, lines_above, recomputing_line, user_lines
@@ -46,7 +46,6 @@ from .known_result_functions import (
 _VARYING = TRAINED | BATCH | RANDOM | UNKNOWN
 _LEAST_PART = 0.02  # of forward's or backward's operators
 
-_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _DETACH, _SOLVE = "aten::detach", "aten::_linalg_solve_ex"
 
 _next_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -371,7 +370,7 @@ class ResultTracker:
             return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
         if type(value) in (list, tuple):
             return tuple(map(self._key, value))
-        return (type(value), value) if type(value) in _PLAIN else self._unique()
+        return (type(value), value) if type(value) in PLAIN_TYPES else self._unique()
 
     def _unique(self) -> int:
         return hash((id(self), next(self._count)))
