@@ -21,7 +21,7 @@ from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_f
 from .backward_times import BackwardTimes
 from .reach import OTHERS, GradientReach
 from .read_rows import LAYERS, RowReads
-from .reads import SORT, Reads, Results
+from .reads import SORT, ProductReads, SortReads
 
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
@@ -179,21 +179,17 @@ class Call:
         """Whether its inputs or gradients hold denormal numbers."""
         return self.gradient_denormal > 0 or any(spec.denormal for spec in self.specs)
 
-    @property
-    def n_elements(self) -> int:
-        """Elements of all tensors in all calls: ranks calls if operators are not timed."""
-        return self.n * sum(math.prod(spec.shape) for spec in self.specs)
-
 
 class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``optimizers`` the parameters of
     each, ``unowned`` those that none has. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown.
-    ``reads`` is how much of sorted tensors is read, ``rows`` which rows of layers' results, ``results`` who reads
-    products of matrices. ``irregular`` holds calls, by index, whose ``n_copies`` is a mean because copies are anywhere
-    in the batch, and the user's line that looks them up; ``renormed`` the number of rows whose norms an embedding on a
-    CPU limits. ``kept`` holds what was found in the log, by the name of what finds it.
+    ``sort_reads`` is how much of sorted tensors is read, ``row_reads`` which rows of layers' results, ``product_reads``
+    whether other code than operators reads products of matrices. ``irregular`` holds calls, by index, whose
+    ``n_copies`` is a mean because copies are anywhere in the batch, and the user's line that looks them up;
+    ``renormed`` the number of rows whose norms an embedding on a CPU limits. ``kept`` holds what was found in the log,
+    by the name of what finds it.
     """
 
     def __init__(
@@ -211,9 +207,9 @@ class CallLog:
         self.reach = GradientReach(optimizers, unowned)
         self.backward = BackwardTimes()
         self.calls: list[Call] = []
-        self.reads = Reads()
-        self.results = Results()
-        self.rows = RowReads()
+        self.sort_reads = SortReads()
+        self.product_reads = ProductReads()
+        self.row_reads = RowReads()
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
@@ -239,6 +235,7 @@ class CallLog:
     ) -> None:
         """Add a call of ``ns`` nanoseconds. ``denormals`` holds shares of denormal numbers by the argument's ``id``."""
         self.total_ns += ns
+        name = str(func._schema.name)
         number = self._last_node
         if threading.get_ident() == self._thread:  # each thread has numbers of its own
             number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -247,7 +244,7 @@ class CallLog:
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
         inputs = [] if is_view else [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
-        self.reads.see(inputs)
+        self.sort_reads.see(inputs)
         if node is not None:  # with gradients, it is computed again, or is part of a graph of higher order
             known = self._by_node.get(node._sequence_nr()) if not has_grad else None
             self.backward.add(known[0] if known is not None else None, ns)
@@ -259,40 +256,41 @@ class CallLog:
                 shares = [denormals[id(v)] for v in args if id(v) in denormals and storage_address(v) not in addresses]
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             else:  # in the backward method of a function of the user's, for example
-                self.results.see(self._writers_of(inputs))
-                self.rows.see(inputs)
+                self.product_reads.see(self._writers_of(inputs))
+                self.row_reads.see(inputs)
             return
         if is_view:  # shares the storage of its base, and so the base's writer
-            if func._schema.name == "aten::detach":
-                self.results.see(self._writers_of(args))
+            if name == "aten::detach":
+                self.product_reads.see(self._writers_of(args))
                 if node is None:  # in backward, autograd detaches what it has saved
-                    self.rows.see(args)
+                    self.row_reads.see(args)
             return
         given = self._spec(args, has_grad, denormals)
-        named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
+        named = tuple((key, self._spec(kwargs[key], has_grad, denormals)) for key in sorted(kwargs))
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
         key = func, self._key((given, named))
         call = self._known.get(key)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
-                self.rows.see(inputs)
+                self.row_reads.see(inputs)
                 return
-            if func._schema.name == "aten::embedding":
+            if name == "aten::embedding":
                 self._lookups.see(args[1], user_site)
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
             call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
-            call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call, args)
-            if call.name in LAYERS and self._writer_name(given[LAYERS[call.name]]) == "aten::cat":
+            call.zeros, call.n_copies = self._zeros_in(name, args), self._n_copies(call, args)
+            rows = given[LAYERS[name]] if name in LAYERS else OPAQUE
+            if isinstance(rows, TensorSpec) and rows.source >= 0 and self.calls[rows.source].name == "aten::cat":
                 call.is_users = is_users_call()
-            if call.name == RENORM and args[1].device.type == "cpu":
+            if name == RENORM and args[1].device.type == "cpu":
                 self.renormed[call.index] = len(args[1].unique())
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
-            if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:
+            if is_broadcast or call.zeros is not None or call.n_copies > 1 or name in _SITED:
                 call.site = user_site()
             self.calls.append(call)
         else:  # all equal calls must have them
-            if call.zeros is not None and self._zeros_in(call.name, args) is None:
+            if call.zeros is not None and self._zeros_in(name, args) is None:
                 call.zeros = None
             if call.n_copies > 1 and call.n_copies != self._n_copies(call, args):
                 call.n_copies = 1
@@ -318,16 +316,14 @@ class CallLog:
             self.reach.note(address, call.reach if has_grad else OTHERS)
         if call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs):
             self._of_copies.add(call.index)
-        if call.name in MATRIX_PRODUCTS:
-            self.results.add(call.index, tensors)
-        self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
-        self.rows.add(call.index, call.name, args, inputs, tensors)
+        if name in MATRIX_PRODUCTS:
+            self.product_reads.add(call.index, tensors)
+        elif name == SORT:
+            self.sort_reads.add(call.index, tensors, call.named["dim"])
+        self.row_reads.add(call.index, name, args, inputs, tensors)
 
     def _writers_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         return [self._writers.get(storage_address(value), -1) for value in tensors]
-
-    def _writer_name(self, value: Any) -> str:
-        return self.calls[value.source].name if isinstance(value, TensorSpec) and value.source >= 0 else ""
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
         """Return the matrix of mostly zeros; None if finding its zeros would take time in each step."""

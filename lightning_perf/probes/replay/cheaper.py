@@ -177,7 +177,7 @@ def _sorts(log: CallLog) -> Iterator[Cheaper]:
         if call.name != SORT or not call.specs or call.named.get("stable"):
             continue
         spec, dim = call.named["self"], call.named["dim"]
-        needed, bound = log.reads.needed(call.index), function_of(call)
+        needed, bound = log.sort_reads.needed(call.index), function_of(call)
         if not spec.shape or bound is None or not 0 < needed <= _MAX_READ * spec.shape[dim]:
             continue
         top: Bound = torch.topk, (spec, needed, dim, bool(call.named["descending"])), {}

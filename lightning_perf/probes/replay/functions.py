@@ -4,6 +4,7 @@ Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``ate
 ``aten::_softmax``; ``scaled_dot_product_attention``, not the kernel chosen for it.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,7 +138,7 @@ class Work(NamedTuple):
     @property
     def n_elements(self) -> int:
         """Elements of all tensors in all calls: ranks work if operators are not timed."""
-        return sum(call.n_elements for call in self.calls)
+        return sum(call.n * math.prod(spec.shape) for call in self.calls for spec in call.specs)
 
 
 class Cheaper(NamedTuple):

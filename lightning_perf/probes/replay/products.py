@@ -75,7 +75,7 @@ def _products(log: CallLog) -> dict[int, Call]:
     return {
         call.index: call
         for call in log.calls
-        if call.name in MATRIX_PRODUCTS and len(call.specs) == 2 and not log.results.is_read(call.index)
+        if call.name in MATRIX_PRODUCTS and len(call.specs) == 2 and not log.product_reads.is_read(call.index)
     }
 
 
@@ -144,7 +144,7 @@ def with_fewer_rows(log: CallLog) -> Iterator[Cheaper]:
     Only layers with a backward pass count. Nothing is found if no layer is among them.
     """
     found = []
-    for index, part in log.rows.parts_needed().items():
+    for index, part in log.row_reads.parts_needed().items():
         call = log.calls[index]
         if 0 < part <= _MAX_ROWS and call.has_backward:
             n_rows = call.n_out // call.out_shape[-1]

@@ -1,4 +1,4 @@
-"""What reads the results of a step's sorts and products besides operators, and how much of sorts is read."""
+"""How much of the results of a step's sorts is read, and whether other code than operators reads its products."""
 
 import math
 import sys
@@ -43,8 +43,8 @@ def _n_references(reference: weakref.ref[torch.Tensor]) -> int | None:
 def _n_without_variable() -> int:
     """Return the number of references to a tensor that only a view of it keeps alive.
 
-    It depends on the versions of Python and torch. Before torch 2.10, it is the same with a variable that holds the
-    tensor: 0 then, as if there were always one.
+    It depends on the versions of Python and torch. 0 if it is the same with a variable that holds the tensor, as before
+    torch 2.10 (https://github.com/pytorch/pytorch/pull/167564): then one may always hold it.
     """
     with torch.inference_mode(False):
         tensor = torch.empty(2, device="cpu")
@@ -56,8 +56,8 @@ def _n_without_variable() -> int:
     return n if n is not None and n != n_with else 0
 
 
-class Results:
-    """Follows results of operators that something else than an operator of the forward pass may read."""
+class ProductReads:
+    """Follows the products of matrices that other code than an operator of the forward pass may read."""
 
     def __init__(self) -> None:
         self._storages: dict[int, list[Any]] = {}
@@ -79,7 +79,7 @@ class Results:
         return any(not storage.expired() for storage in self._storages.get(index, ()))
 
 
-class Reads:
+class SortReads:
     """Follows the results of sorts by their storages; keeps no tensor alive."""
 
     def __init__(self) -> None:
@@ -88,10 +88,8 @@ class Reads:
         self._all: list[_Result] = []
         self._read: dict[int, tuple[int, int]] = {}  # elements up to the last read, and from the first on
 
-    def add(self, index: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
-        """Follow the results of the log's call of this index, sorted along ``dim``; None for other operators."""
-        if dim is None:
-            return
+    def add(self, index: int, outs: Sequence[torch.Tensor], dim: int) -> None:
+        """Follow the results of the log's call of this index, sorted along ``dim``."""
         for out in outs:
             if out.numel() and out.dim():
                 storage = _weak_reference(out.untyped_storage())

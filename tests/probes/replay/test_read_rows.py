@@ -114,7 +114,7 @@ def test_what_is_found_does_not_change_after_the_step():
     log, found = log_of(lambda: functional.relu(head(hidden))[:, -1].sum().backward())
     kept.append(found)
     assert cheaper(log) is not None
-    log.rows = None  # tensors are freed after the step, and would not show what is read of them
+    log.row_reads = None  # tensors are freed after the step, and would not show what is read of them
     assert len(cheaper(log)) == 2
 
 
