@@ -188,8 +188,8 @@ class CallLog:
     ``sort_reads`` is how much of sorted tensors is read, ``row_reads`` which rows of layers' results, ``product_reads``
     whether other code than operators reads products of matrices. ``irregular`` holds calls, by index, whose
     ``n_copies`` is a mean because copies are anywhere in the batch, and the user's line that looks them up;
-    ``renormed`` the number of rows whose norms an embedding on a CPU limits. ``kept`` holds what was found in the log,
-    by the name of what finds it.
+    ``renormed`` the number of rows whose norms an embedding on a CPU limits. ``cheaper`` is None until operators that
+    have a cheaper replacement are searched for.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class CallLog:
         self._contents: dict[int, int] = {}  # by storage: number of the last write
         self._n_contents = 0
         self.renormed: dict[int, int] = {}
-        self.kept: dict[str, Any] = {}
+        self.cheaper: list[Any] | None = None
         self._of_copies: set[int] = set()  # indices of calls that copies of items went into
         self._lookups = RepeatedLookups()
         self.irregular: dict[int, str] = {}

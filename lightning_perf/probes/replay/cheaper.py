@@ -32,8 +32,6 @@ _SCALING = ("aten::mul", "aten::div")
 _GATHERING = ("aten::stack", "aten::cat")
 """Operators by which a penalty gets into the loss."""
 
-_KEPT = "cheaper"
-
 Tensor = torch.Tensor
 
 
@@ -65,11 +63,10 @@ def _costliest(log: CallLog) -> list[Cheaper]:
 
     They are found once: after the step, nothing would show that its results are still read.
     """
-    if _KEPT not in log.kept:
+    if log.cheaper is None:
         found = (one for find in _FINDERS for one in find(log))
-        log.kept[_KEPT] = costliest(found, lambda one: (one.kind, one.function), lambda one: one.work.seconds)
-    kept: list[Cheaper] = log.kept[_KEPT]
-    return kept
+        log.cheaper = costliest(found, lambda one: (one.kind, one.function), lambda one: one.work.seconds)
+    return log.cheaper
 
 
 def _transforms(log: CallLog) -> Iterator[Cheaper]:

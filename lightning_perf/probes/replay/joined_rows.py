@@ -21,10 +21,6 @@ class _Part(NamedTuple):
     once: TensorSpec
     is_picked: bool
 
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.once.shape)
-
 
 def n_joined(log: CallLog, call: Call) -> int:
     """Return how many times fewer elements a product would have to multiply, rounded down; 1 for other operators."""
@@ -32,7 +28,7 @@ def n_joined(log: CallLog, call: Call) -> int:
     if not parts:
         return 1
     rows: TensorSpec = call.args[LAYERS[call.name]]
-    return math.prod(rows.shape) // max(1, sum(part.n_elements for part in parts))
+    return math.prod(rows.shape) // max(1, sum(math.prod(part.once.shape) for part in parts))
 
 
 def apart(log: CallLog, call: Call) -> list[Work]:

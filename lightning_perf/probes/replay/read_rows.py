@@ -1,6 +1,8 @@
 """Rows of layers' results that nothing reads: a layer computes all positions where the loss needs a few."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,16 +28,16 @@ _INDEX = "aten::index"
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
 
 
+@dataclass(slots=True)
 class _Reads:
     """What is read of a call's results: the largest part of one of them, the calls that read all of it row by row.
 
     ``is_needed`` says that all of a result may be read.
     """
 
-    def __init__(self) -> None:
-        self.part = 0.0
-        self.readers: set[int] = set()
-        self.is_needed = False
+    part: float = 0.0
+    readers: set[int] = field(default_factory=set)
+    is_needed: bool = False
 
 
 class _Rows:
@@ -56,7 +58,7 @@ class RowReads:
 
     def __init__(self) -> None:
         self._rows: dict[int, _Rows] = {}  # by address; freed ones until another result has the address
-        self._reads: dict[int, _Reads] = {}  # by the call's index
+        self._reads: defaultdict[int, _Reads] = defaultdict(_Reads)  # by the call's index
         self._saved: _Rows | None = None  # the last result, if autograd is about to save it
         self._n = 0
 
@@ -84,7 +86,7 @@ class RowReads:
         for value in tensors:
             found = self._found(value)
             if found is not None and found is not self._saved:
-                self._reads_of(found).is_needed = True
+                self._reads[found.index].is_needed = True
         self._saved = None
 
     def parts_needed(self) -> dict[int, float]:
@@ -101,7 +103,7 @@ class RowReads:
     def _read(
         self, rows: _Rows, index: int, name: str, args: Sequence[Any], value: torch.Tensor, out: torch.Tensor | None
     ) -> None:
-        reads = self._reads_of(rows)
+        reads = self._reads[rows.index]
         if not rows.are_rows(value) or out is None:
             reads.is_needed = True
         elif name == _INDEX:
@@ -121,13 +123,10 @@ class RowReads:
         found = self._rows.get(storage_address(value)) if self._rows and isinstance(value, torch.Tensor) else None
         return found if found is not None and not found.storage.expired() else None
 
-    def _reads_of(self, rows: _Rows) -> _Reads:
-        return self._reads.setdefault(rows.index, _Reads())
-
     def _fold(self, rows: _Rows | None) -> None:
         """Add what was read of a result to that of its call; one that exists may still be read."""
         if rows is not None:
-            reads = self._reads_of(rows)
+            reads = self._reads[rows.index]
             reads.part = max(reads.part, sum(rows.views.values()) / rows.n_elements)
             reads.is_needed |= not rows.storage.expired()
 
