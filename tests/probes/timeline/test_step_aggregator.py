@@ -9,11 +9,14 @@ from lightning_perf.probes.timeline.step_aggregator import (
     FIRST_STEP,
     KIND,
     LEFT_OUT_STEP,
+    LEFT_OUT_TIME,
     NOT_A_STEP,
     RECORD_WIDTH,
     SAMPLES,
     USUAL_STEP,
     StepAggregator,
+    time_with_boundaries_s,
+    usual_steps_s,
 )
 from lightning_perf.records import StageTimes
 
@@ -196,3 +199,22 @@ def test_mean_and_spread_are_exact_while_quantiles_are_within_one_percent() -> N
     assert times.step_s.mean == pytest.approx(durations.mean() / 1e9)
     assert times.step_s.std == pytest.approx(durations.std() / 1e9)
     assert times.step_s.p95 == pytest.approx(np.quantile(durations, 0.95) / 1e9, rel=0.011)
+
+
+BLOCK = np.vstack([
+    rows(forward=50_000), rows(1, NOT_A_STEP, epoch_boundary=7_000), rows(1, FIRST_STEP, forward=5_000),
+    rows(forward=1_000), rows(1, LEFT_OUT_STEP, forward=90_000), rows(1, LEFT_OUT_TIME, other=80_000),
+    rows(backward=2_000), rows(1, NOT_A_STEP, validation=30_000),
+])  # fmt: skip
+
+
+def test_usual_steps_are_read_after_those_left_out() -> None:
+    assert usual_steps_s(BLOCK, 1) == pytest.approx({1: 1.0, 3: 2.0})
+    assert usual_steps_s(BLOCK, 3) == pytest.approx({1: 2.0})
+    assert usual_steps_s(BLOCK, 5) == {}
+
+
+def test_time_of_an_epoch_has_its_boundary_and_neither_validation_nor_what_is_left_out() -> None:
+    seconds, n_steps = time_with_boundaries_s(BLOCK)
+    assert seconds == pytest.approx(50 + 7 + 5 + 1 + 2)
+    assert n_steps == 4
