@@ -121,10 +121,10 @@ def compare(
 ) -> Comparison:
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
-    ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters in a
-    step, is out of reach, and after ``enough_s`` seconds if there are enough for an interval; halfway from there to
-    ``limit_s`` if the interval does not tell faster from slower. The result holds medians of the passes, and Student's
-    interval of the logarithm of their ratios by pair.
+    ``treated`` makes the context of a treated pass. Rounds end early once the interval is narrow, or lies below
+    ``least_speedup``, the lowest that matters in a step; after ``enough_s`` seconds if there are enough of them for an
+    interval, or, if that includes 1, halfway from there to ``limit_s``. The result holds medians of the passes, and
+    Student's interval of the logarithm of their ratios by pair.
     """
     enough_s = min(enough_s, limit_s)
     times_s = limit_s, enough_s, (enough_s + limit_s) / 2

@@ -31,7 +31,7 @@ def n_joined(log: CallLog, call: Call) -> int:
     return math.prod(rows.shape) // max(1, sum(math.prod(part.once.shape) for part in parts))
 
 
-def apart(log: CallLog, call: Call) -> list[Work]:
+def without_joining(log: CallLog, call: Call) -> list[Work]:
     """Return a product with the copies and the concatenation before it, and the sum of the parts' products instead."""
     place, parts = LAYERS[call.name], _parts(log, call)
     if function_of(call) is None or not parts:

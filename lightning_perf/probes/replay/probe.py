@@ -40,8 +40,8 @@ LEAST_EACH_S = 0.25
 """Least time for each hypothesis while there is time: one result is better than none."""
 
 _ROUNDS = MIN_TRIMMED_ROUNDS + 2, MIN_ROUNDS + 2
-"""Rounds that there must be time for: many, if ``_ENOUGH`` of the work then fits, else few. Two more than are counted:
-the first, and one since others may take longer."""
+"""Rounds for which work must leave time: the larger number if ``_ENOUGH`` of the work fits then, else the smaller. Both
+include two extra ones: the first, which is not counted, and one in case rounds take longer than expected."""
 
 _ENOUGH = 0.75
 

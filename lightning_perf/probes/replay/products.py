@@ -27,7 +27,7 @@ _Pair = tuple[TensorSpec, TensorSpec]
 def in_other_order(log: CallLog) -> list[Cheaper]:
     """Find ``(a @ b) @ c`` where ``a @ (b @ c)`` needs at most half of the multiplications, and the reverse.
 
-    A product belongs to one of them at most, to that which saves the most.
+    Each product is part of at most one of them: the one that saves the most.
     """
     kept: list[Cheaper] = []
     for found in sorted(_candidates(log), key=lambda one: one.work.n * (one.better - one.size)):

@@ -12,7 +12,7 @@ from lightning_perf.records import RepeatedRows
 
 from .calls import REPEATABLE, Call, CallLog, TensorSpec
 from .functions import Bound, Work, costliest, map_specs, work_for
-from .joined_rows import apart, n_joined
+from .joined_rows import n_joined, without_joining
 
 _KIND = attrgetter("site", "is_regular", "are_joined")
 
@@ -53,7 +53,7 @@ def without_repeats(log: CallLog) -> list[Work]:
     return [
         work
         for call in _costliest(log)
-        for work in (apart(log, call) if call.n_copies == 1 else work_for(call, partial(_once, call)))
+        for work in (without_joining(log, call) if call.n_copies == 1 else work_for(call, partial(_once, call)))
     ]
 
 

@@ -81,9 +81,9 @@ class _Side(NamedTuple):
 class TableItem:
     """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
 
-    The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups:
-    where a part of the rows is copied, the dense side gets as small a part of the lookups, and the sparse one counts
-    more, since fewer of its lookups are of different rows. As in a training, each run looks up other rows.
+    The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to those looked
+    up. If only a part of the rows is copied, the dense side gets the same part of the lookups; the sparse side counts
+    more, since more of its lookups repeat a row. As in a training, each run looks up other rows.
 
     Raises:
         ValueError: The optimizer has no sparse variant, does not update this table, or too many rows are looked up.

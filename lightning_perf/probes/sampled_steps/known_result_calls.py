@@ -17,7 +17,7 @@ N_ORIGINS = 4
 the module that is not trained."""
 
 _MUCH, _ONLY = 0.3, 0.95
-"""Parts of a line's time in superfluous operators from which on it does a large part, or only, such work."""
+"""Parts of a line's time in superfluous operators from which on they are much, or nearly all, of its work."""
 
 Line = tuple[str, int]
 Lines = tuple[Line, ...]
@@ -84,14 +84,15 @@ class Call:
 
         They are empty without either: what a library repeats below one line cannot be avoided.
         """
-        first = self.first.lines if self.first is not None else ()
-        before = zip(first, self.first.instructions if self.first is not None else (), strict=False)
+        first = self.first
+        if first is None:
+            return (), ()
+        before = zip(first.lines, first.instructions, strict=False)
         now = zip(self.lines, self.instructions, strict=False)
         for n, (one, other) in enumerate(zip(before, now, strict=False), 1):
             if one != other:
-                return first[:n], self.lines[:n]
-        common = self.first.loops if self.first is not None else ()
-        n = next((loop[0] for loop in self.loops if loop in common), 0)
+                return first.lines[:n], self.lines[:n]
+        n = next((loop[0] for loop in self.loops if loop in first.loops), 0)
         return self.lines[:n], self.lines[:n]
 
 
@@ -153,6 +154,21 @@ class StepCalls:
         found.append(self._record("recomputed", self._n_recomputed, 0, weight, kept_bytes=kept_bytes, site=site))
         found += [self._repeated_passes(), self._zero_gradients()]
         return tuple(one for one in found if one.n_operators)
+
+    def common_records(self, other: "StepCalls", changed: int) -> tuple[KnownResults, ...]:
+        """Return the records, with the smaller times of two steps; without kinds that only one of them has."""
+        others = {one.kind: one for one in other.records(changed)}
+        return tuple(
+            msgspec.structs.replace(
+                one,
+                forward_part=min(one.forward_part, again.forward_part),
+                backward_part=min(one.backward_part, again.backward_part),
+                total_s=min(one.total_s, again.total_s),
+                is_per_item=one.is_per_item and again.is_per_item,
+            )
+            for one in self.records(changed)
+            if (again := others.get(one.kind)) is not None
+        )
 
     def _callers_of(self, line: Lines) -> Lines:
         """Return the user's lines that lead to the one that checkpointing calls again, or that one if none is known.
@@ -322,19 +338,3 @@ def _behind(calls: Iterable[Call], past_zero: bool = True) -> set[Call]:
 
 def _most(weights: Counter[Lines]) -> Lines:
     return max(weights, key=lambda lines: weights[lines], default=())
-
-
-def least(found: Iterable[KnownResults], again: Iterable[KnownResults]) -> tuple[KnownResults, ...]:
-    """Return the records of one step with the smaller times of two; without kinds that only one of them has."""
-    others = {one.kind: one for one in again}
-    return tuple(
-        msgspec.structs.replace(
-            one,
-            forward_part=min(one.forward_part, other.forward_part),
-            backward_part=min(one.backward_part, other.backward_part),
-            total_s=min(one.total_s, other.total_s),
-            is_per_item=one.is_per_item and other.is_per_item,
-        )
-        for one in found
-        if (other := others.get(one.kind)) is not None
-    )

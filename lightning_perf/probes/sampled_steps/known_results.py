@@ -1,8 +1,8 @@
 """Find operators of a step whose results are unused, or already known from this step, each step or each epoch.
 
 Each content of a storage gets a number: equal operators on equal contents have equal results (global value
-numbering: Alpern, Wegman and Zadeck, POPL 1988). Their origins go along: trained parameters, the batch, random
-generators, and tensors of the module that do not change. No tensor is kept alive.
+numbering: Alpern, Wegman and Zadeck, POPL 1988). Each content also has its origins: trained parameters, the batch,
+random generators, and tensors of the module that do not change. No tensor is kept alive.
 """
 
 import threading
@@ -28,7 +28,7 @@ from lightning_perf.records import KnownResults
 from .code_lines import instruction, lines_above, recomputing_line, user_lines
 from .dense_tensors import dense_tensors, is_dense, storage_number
 from .fixed_tensors import FixedTensors
-from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls, least
+from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls
 from .known_result_functions import (
     COPIES,
     LIKE,
@@ -73,7 +73,7 @@ class ResultTracker:
         self._step = StepCalls(is_timed)
         self._step.are_items_changed = is_batch_changed
         self._begin: tuple[nn.Module, Any] | None = (module, batch)  # until the first operator
-        self._again: ResultTracker | None = None
+        self._again: StepCalls | None = None  # of the step that confirms this one
         self._count = count(1)
         self._frames: dict[tuple[int, bool], int] = {}  # numbers of frames, by id and whether it is a generator's
         self._contents: dict[int, _Content] = {}
@@ -118,7 +118,7 @@ class ResultTracker:
     def confirm(self, again: "ResultTracker") -> None:
         """Take another step of the same training into account: only what both have counts, with the smaller times."""
         self.failure = self.failure or again.failure
-        self._again = again
+        self._again = again._step
         self._step.confirm_constants(again._step)
         again._step.confirm_constants(self._step)
 
@@ -168,7 +168,7 @@ class ResultTracker:
         node, has_grad = torch._C._current_autograd_node(), torch.is_grad_enabled()
         line = recomputing_line() if node is not None and has_grad else None
         is_here = threading.get_ident() == self._thread
-        # A pass that is differentiated in turn counts as forward; functions of the user's may recompute on purpose.
+        # A backward pass that is itself differentiated is forward. The user's functions may recompute on purpose.
         is_forward = node is None or (has_grad and line is None and not isinstance(node, torch._C._FunctionBase))
         if node is not None and not (is_here and is_forward):
             owner = self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, dense_tensors(out))), line)
@@ -193,9 +193,9 @@ class ResultTracker:
                 self._add(func, args, kwargs, out, weight, inputs, node_number)
 
     def _add_view(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        # Whatever the user does then, e.g. a metric of NumPy; autograd detaches the results that it saves.
+        # A detached result may be used in any way, e.g. by NumPy. Autograd detaches what it saves, too, at once.
         if str(func._schema.name) == _DETACH and instruction() != self._instruction:
-            self._use(inputs)
+            self._mark_used(inputs)
         known = {storage_number(tensor) for tensor in inputs}
         for tensor in outs:
             if storage_number(tensor) not in known:  # allocated, with any content
@@ -220,7 +220,7 @@ class ResultTracker:
             given.pop(0)
         if function.name in LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
-            self._use(inputs if inputs and inputs[0].numel() == 1 else ())  # a backward pass begins so
+            self._mark_used(inputs if inputs and inputs[0].numel() == 1 else ())  # a backward pass begins so
         read = dense_tensors(list(given.values()))
         is_random = function.is_random(args)
         # Batch normalization mixes the items of a batch, so that an item has other results in each epoch.
@@ -252,7 +252,7 @@ class ResultTracker:
             self._read_origin |= origin
             self._origin_of_number[out] = origin
         if origin & (TRAINED | RANDOM | UNKNOWN):
-            self._keep(read)
+            self._count_frozen_bytes(read)
         if node_number is not None and any(tensor.requires_grad for tensor in inputs):
             self._by_node[node_number] = call
             call.has_grad = True
@@ -331,15 +331,14 @@ class ResultTracker:
 
     def _found(self) -> tuple[KnownResults, ...]:
         changed = sum(1 << (N_ORIGINS + place) for place in self._fixed.changed())
-        found = self._step.records(changed)
-        return least(found, self._again._step.records(changed)) if self._again is not None else found
+        return self._step.records(changed) if self._again is None else self._step.common_records(self._again, changed)
 
-    def _use(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _mark_used(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             if (call := self._content(tensor).call) is not None:
                 call.is_used = True
 
-    def _keep(self, read: Iterable[torch.Tensor]) -> None:
+    def _count_frozen_bytes(self, read: Iterable[torch.Tensor]) -> None:
         """Count the bytes of inputs that depend on the batch only, but are computed."""
         for tensor in read:
             content = self._contents.get(storage_number(tensor))

@@ -40,7 +40,7 @@ class TargetCounter:
             self._n_ignored.append(torch.count_nonzero(targets == args[_IGNORE_INDEX]))
 
     def behind(self, sites: Sequence[str]) -> "TargetCounter | None":
-        """Return the counter, if the loss is behind an output layer; the first operator of that has the last site."""
+        """Return this counter; None without sites: those of the output layer's operators, the first one last."""
         self._layer_site = sites[-1] if sites else ""
         return self if sites else None
 

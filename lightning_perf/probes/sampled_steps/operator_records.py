@@ -15,7 +15,7 @@ _MAX_SITES = 32
 _MAX_LOOPS = 8
 _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
 _RECURRENCE_CHAIN = 0.75  # operators that an iteration adds to a chain, at least
-_MANY_ITERATIONS = 3  # as many operators as this many iterations have are not in one of them, even if they grow
+_MANY_ITERATIONS = 3  # a chain as long as this many mean iterations is not within one, even if iterations grow
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
