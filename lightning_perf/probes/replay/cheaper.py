@@ -190,16 +190,12 @@ def _norms_of_rows(log: CallLog) -> Iterator[Cheaper]:
         table, indices = call.specs
         rows = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0), device="cpu")[:n_rows]
         index = rows[torch.arange(math.prod(indices.shape), device="cpu") % n_rows]
-        as_is: Bound = partial(_renormed_one_by_one, index), (table, call.named["max_norm"]), {}
-        treated: Bound = partial(_renormed, index), (table, call.named["max_norm"]), {}
+        as_is: Bound = torch.embedding_renorm_, (table, index, call.named["max_norm"], 2.0), {}
+        treated: Bound = _renormed, (table, index, call.named["max_norm"]), {}
         yield Cheaper("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)
 
 
-def _renormed_one_by_one(index: Tensor, table: Tensor, most: float) -> Tensor:
-    return torch.embedding_renorm_(table, index, most, 2.0)
-
-
-def _renormed(index: Tensor, table: Tensor, most: float) -> Tensor:
+def _renormed(table: Tensor, index: Tensor, most: float) -> Tensor:
     rows = torch.unique(index)
     found = table[rows]
     return table.index_copy_(0, rows, found * (most / found.norm(dim=1, keepdim=True)).clamp(max=1.0))
@@ -223,12 +219,8 @@ def _penalties(log: CallLog) -> Iterator[Cheaper]:
                 yield from _penalty(log, call)
         elif _is_square(call) and len(after) == 1:
             total = after[0]
-            if (
-                total.name == "aten::sum"
-                and not total.out_shape
-                and total.n == call.n
-                and _is_only_added(total, readers)
-            ):
+            is_total = total.name == "aten::sum" and not total.out_shape and total.n == call.n
+            if is_total and _is_only_added(total, readers):
                 yield from _penalty(log, call, total)
 
 
@@ -263,7 +255,7 @@ def _penalty(log: CallLog, *calls: Call) -> Iterator[Cheaper]:
     as_is = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     spec = calls[0].specs[0]
     gradient = parameter = spec._replace(needs_grad=False)
-    treated: tuple[Bound, ...] = ((_with_decay, (gradient, parameter), {}),)
+    treated: tuple[Bound, ...] = ((torch.add, (gradient, parameter), {"alpha": 1e-4}),)
     if _is_logged(log, calls[-1].index):
         treated += tuple(map_specs(lambda each: each._replace(needs_grad=False), bound) for bound in as_is)
     if len(as_is) == len(calls):
@@ -280,10 +272,6 @@ def _is_logged(log: CallLog, index: int) -> bool:
         not alone.isdisjoint(call.writers) and call.name not in LIKE and not any(spec.needs_grad for spec in call.specs)
         for call in log.calls
     )
-
-
-def _with_decay(gradient: Tensor, parameter: Tensor) -> Tensor:
-    return torch.add(gradient, parameter, alpha=1e-4)
 
 
 _FINDERS = (

@@ -35,7 +35,8 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
     """Return matrix multiplications with misaligned dimensions, padded up to a multiple."""
 
     def pad(spec: TensorSpec) -> TensorSpec:
-        shape = (*spec.shape[:-2], *(_up(size, multiple) for size in spec.shape[-2:]))
+        sizes = [-(-size // multiple) * multiple if size >= MIN_PADDED else size for size in spec.shape[-2:]]
+        shape = (*spec.shape[:-2], *sizes)
         return _resized(spec, shape) if shape != spec.shape else spec
 
     found: list[Work] = []
@@ -239,10 +240,6 @@ def _convolution_alone(call: Call) -> Iterator[Work]:
 
 def _on_meta(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple if size >= MIN_PADDED else size
 
 
 def _resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:

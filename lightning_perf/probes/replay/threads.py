@@ -108,7 +108,7 @@ def own_threads(
             # Sets the training's number: a new thread's OpenMP has the default one until then, and MKL uses that.
             thread.call(torch.get_num_threads)
             for scope in scopes:
-                thread.call(partial(_enter, inside, scope))
+                thread.call(partial(inside.enter_context, scope()))
         yield partial(_ThreadItem, threads)
 
 
@@ -154,10 +154,6 @@ def _answer_each(calls: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] |
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             answers.put((None, error))
         del call, function, answers
-
-
-def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) -> None:
-    inside.enter_context(scope())
 
 
 class _ThreadItem:

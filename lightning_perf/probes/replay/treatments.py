@@ -1,6 +1,6 @@
 """Apply treatments to replayed operators."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,9 +107,12 @@ def apply_treatment(
     if name == "onednn":
         around = partial(setting, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True)
         return _from_calls(log.calls, lambda call: True)._replace(around_pass=around)
-    respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
-    if respec is not None:
-        return _from_calls(log.calls, partial(_is_changed_by, respec), respec)
+    respecs: dict[str, Respec] = {
+        "float32": partial(_to_float32, (torch.float64,)),
+        "channels-last": _to_channels_last,
+    }
+    if name in respecs:
+        return _from_calls(log.calls, partial(_is_changed_by, respecs[name]), respecs[name])
     if name == "batch":
         return _from_works(double_batch(log))._replace(samples=2.0)
     rewrite: dict[str, Callable[[], list[Work]]] = {
@@ -144,7 +147,7 @@ def _from_calls(calls: Iterable[Call], concerns: Callable[[Call], bool], respec:
 
 def _in_full_precision(log: CallLog) -> Treated:
     """Return the 16-bit operators in float32; casts between both are left out."""
-    treat = partial(map_specs, _half_to_float32)
+    treat = partial(map_specs, partial(_to_float32, _HALF))
     works, seconds = [], 0.0
     for call in log.calls:
         dtypes = {*(spec.dtype for spec in call.specs), *call.out_dtypes}
@@ -160,12 +163,8 @@ def _is_changed_by(respec: Respec, call: Call) -> bool:
     return any(respec(spec) != spec for spec in call.specs)
 
 
-def _to_float32(spec: TensorSpec) -> TensorSpec:
-    return spec._replace(dtype=torch.float32) if spec.dtype is torch.float64 else spec
-
-
-def _half_to_float32(spec: TensorSpec) -> TensorSpec:
-    return spec._replace(dtype=torch.float32) if spec.dtype in _HALF else spec
+def _to_float32(dtypes: Container[torch.dtype], spec: TensorSpec) -> TensorSpec:
+    return spec._replace(dtype=torch.float32) if spec.dtype in dtypes else spec
 
 
 def _to_channels_last(spec: TensorSpec) -> TensorSpec:

@@ -98,10 +98,6 @@ class _Unowned:
     version: int
     n_computed: int = 0
 
-    @property
-    def is_written(self) -> bool:
-        return bool(plain.field(self.parameter, "_version") != self.version)
-
 
 class _UnusedGradients:
     """Watches the gradients of parameters that no optimizer has, from the first step of an optimizer on.
@@ -152,7 +148,9 @@ class _UnusedGradients:
         trained = {name: one for name, one in named_parameters(module) if name not in unowned} if unused else {}
         outermost = {name: _outermost(name, trained) for name in unused}
         for name, path in outermost.items():
-            if found[name].is_written and not _is_copy(name.removeprefix(path), found[name].parameter, trained):
+            one = found[name]
+            is_written = plain.field(one.parameter, "_version") != one.version
+            if is_written and not _is_copy(name.removeprefix(path), one.parameter, trained):
                 del unused[name]
         sizes: Counter[str] = Counter()
         for name, size in unused.items():

@@ -128,9 +128,9 @@ def test_norms_of_rows_are_limited_all_at_once():
     log, found = log_of(lambda: embedding(torch.arange(70) % 20).sum().backward())
     assert (found.kind, found.size, found.shape) == ("max_norm", 20, (50, 8))
     (work,) = cheaper(log)
-    (one_by_one, (_, most), _), (at_once, _, _) = *work.as_is, *work.treated
+    (one_by_one, (_, index, most, _), _), (at_once, _, _) = *work.as_is, *work.treated
     tables = [torch.rand(50, 8), torch.rand(50, 8)]
     tables[1].copy_(tables[0])
-    one_by_one(tables[0], most), at_once(tables[1], most)
+    one_by_one(tables[0], index, most, 2.0), at_once(tables[1], index, most)
     assert torch.allclose(*tables)
     assert (tables[0].norm(dim=1) <= 1.001).sum() >= 20
