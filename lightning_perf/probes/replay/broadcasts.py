@@ -1,7 +1,7 @@
 """Find products, distances and similarities of all pairs that are computed by broadcasting; replay them without it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from lightning_perf.records import BroadcastSum, PairKind
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Work, function_of
+from .functions import Work, function_of, readers_of
 
 MIN_ELEMENTS = 2**16
 """Smaller tensors stay in a core's own cache."""
@@ -67,10 +67,7 @@ def costliest_broadcast(log: CallLog) -> Found | None:
     Where operators are not timed, that is the largest one. Only sums that take their whole input from two broadcast
     tensors are found, through operators that nothing else uses.
     """
-    readers: dict[int, set[int]] = {}
-    for call in log.calls:
-        for spec in call.specs:
-            readers.setdefault(spec.source, set()).add(call.index)
+    readers = readers_of(log)
     sums = [call for call in log.calls if call.name in (*_SUMS, *_NORMS)]
     found = [each for call in sums if (each := _Search(log, readers, call).found()) is not None]
     return max(found, key=lambda each: (each.seconds, math.prod(each.shape)), default=None)
@@ -142,7 +139,7 @@ def without_broadcast(log: CallLog) -> list[Work]:
 class _Search:
     """Whether one call is such a sum."""
 
-    def __init__(self, log: CallLog, readers: dict[int, set[int]], total: Call) -> None:
+    def __init__(self, log: CallLog, readers: Mapping[int, Sequence[Call]], total: Call) -> None:
         self._log, self._readers, self._total = log, readers, total
         self._calls = [total]
         self._shape = total.specs[0].shape if total.specs else ()

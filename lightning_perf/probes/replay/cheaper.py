@@ -11,7 +11,7 @@ from lightning_perf.probes.sampled_steps.known_result_functions import LIKE
 from lightning_perf.records import CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, costliest, function_of, map_specs
+from .functions import Bound, Cheaper, Work, costliest, function_of, map_specs, readers_of
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
 from .written_out import written_out
@@ -145,13 +145,13 @@ def _convolved_by_transforms(padding: int, groups: int, signals: Tensor, kernels
 
 def _enlarged(log: CallLog) -> Iterator[Cheaper]:
     """Find pointwise convolutions to fewer channels behind an interpolation: they give the same in the other order."""
+    readers = readers_of(log)
     for call in log.calls:
         plain = _plain_convolution(call, 2)
         source = log.calls[plain[0].source] if plain is not None and plain[0].source >= 0 else None
         if plain is None or source is None or source.name not in INTERPOLATIONS or source.n != call.n:
             continue
-        is_shared = any(source.index in each.writers for each in log.calls if each is not call)
-        if is_shared or plain[0].shape != source.out_shape:
+        if readers[source.index] != [call] or plain[0].shape != source.out_shape:
             continue
         pixels, kernel = plain
         small: TensorSpec = source.named["self"]
@@ -203,11 +203,10 @@ def _renormed(table: Tensor, index: Tensor, most: float) -> Tensor:
 
 def _penalties(log: CallLog) -> Iterator[Cheaper]:
     """Find sums of squares of parameters in the loss, whose gradients are a multiple of the parameters."""
-    readers: dict[int, list[Call]] = {}
-    for call in log.calls:
-        if call.name not in LIKE and any(spec.needs_grad for spec in call.specs):  # unlike those of a logger
-            for index in call.writers:
-                readers.setdefault(index, []).append(call)
+    readers = {
+        index: [one for one in calls if one.name not in LIKE and any(spec.needs_grad for spec in one.specs)]
+        for index, calls in readers_of(log).items()
+    }  # without those of a logger
     for call in log.calls:
         if len(call.specs) != 1 or math.prod(call.specs[0].shape) < 2 or not call.has_backward:
             continue  # not in the loss

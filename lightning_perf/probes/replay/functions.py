@@ -5,6 +5,7 @@ Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``ate
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,7 @@ import torch
 
 from lightning_perf.records import CheaperKind
 
-from .calls import OPAQUE, Call, TensorSpec, flat
+from .calls import OPAQUE, Call, CallLog, TensorSpec, flat
 
 T = TypeVar("T")
 
@@ -159,6 +160,15 @@ def costliest(items: Iterable[T], kind: Callable[[T], Any], seconds: Callable[[T
     for item in items:
         by_kind.setdefault(kind(item), []).append(item)
     return max(by_kind.values(), key=lambda found: sum(map(seconds, found)), default=[])
+
+
+def readers_of(log: CallLog) -> defaultdict[int, list[Call]]:
+    """Return the calls that read what a call wrote, by its index; -1 is the index of what no call wrote."""
+    readers: defaultdict[int, list[Call]] = defaultdict(list)
+    for call in log.calls:
+        for index in call.writers:
+            readers[index].append(call)
+    return readers
 
 
 def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:

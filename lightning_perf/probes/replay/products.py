@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .calls import MATRIX_PRODUCTS, MAX_CALLS, Call, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, map_specs, work_for
+from .functions import Bound, Cheaper, Work, map_specs, readers_of, work_for
 from .read_rows import LAYERS
 
 _MAX_PART = 0.5
@@ -39,14 +39,14 @@ def in_other_order(log: CallLog) -> list[Cheaper]:
 
 def _candidates(log: CallLog) -> Iterator[Cheaper]:
     """Yield products of three matrices, with the number of multiplications as they are and in the other order."""
-    products = _products(log)
+    products, readers = _products(log), readers_of(log)
     biased = [call for call in log.calls if call.name == _BIASED and len(call.specs) == 3 and not call.kwargs]
     for outer in (*products.values(), *(biased if products else ())):
         for place, spec in enumerate(_pair(outer)):
             inner = products.get(spec.source)
             if inner is None or inner.n != outer.n or _pair(outer)[1 - place].source == inner.index:
                 continue
-            if _readers(log, inner) != [outer] or inner.index in {bias.source for bias in outer.specs[:-2]}:
+            if readers[inner.index] != [outer] or inner.index in {bias.source for bias in outer.specs[:-2]}:
                 continue
             pairs = _other_order(inner, outer, place)
             if pairs is None:
@@ -61,9 +61,9 @@ def _candidates(log: CallLog) -> Iterator[Cheaper]:
 
 def read_along_diagonal(log: CallLog) -> Iterator[Cheaper]:
     """Find products read along the diagonal alone, which is the sum of each row times a column."""
+    readers = readers_of(log)
     for call in _products(log).values():
-        readers = _readers(log, call)
-        if readers and all(_reads_diagonal(each, call) for each in readers):
+        if readers[call.index] and all(_reads_diagonal(each, call) for each in readers[call.index]):
             work = Work((call,), (_product(_pair(call)),), ((_diagonal, _pair(call), {}),))
             yield Cheaper("diagonal", work, call.site, call.out_shape, call.out_shape[-1])
 
@@ -77,10 +77,6 @@ def _products(log: CallLog) -> dict[int, Call]:
         for call in log.calls
         if call.name in MATRIX_PRODUCTS and len(call.specs) == 2 and not log.product_reads.is_read(call.index)
     }
-
-
-def _readers(log: CallLog, call: Call) -> list[Call]:
-    return [each for each in log.calls if call.index in each.writers]
 
 
 def _reads_diagonal(reader: Call, call: Call) -> bool:

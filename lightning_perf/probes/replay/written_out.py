@@ -12,7 +12,7 @@ from lightning_perf import interrupts
 from lightning_perf.probes import plain
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, function_of, map_specs
+from .functions import Bound, Cheaper, Work, function_of, map_specs, readers_of
 
 MAX_OPERATORS = 14
 """Operators of one function at most; a longer chain does something else as well."""
@@ -63,10 +63,7 @@ _SOME = 2
 
 def written_out(log: CallLog) -> Iterator[Cheaper]:
     """Find activations, norms and softmaxes that are written out, and convolutions by ``unfold`` and a product."""
-    readers: dict[int, list[Call]] = {}
-    for call in log.calls:
-        for index in call.writers:
-            readers.setdefault(index, []).append(call)
+    readers = readers_of(log)
     least_s = _LEAST_PART * log.total_ns / 1e9
     anchors = [call for call in log.calls if call.name in _ANCHORS and call.has_backward and call.seconds >= least_s]
     taken: set[int] = set()
@@ -83,7 +80,7 @@ def written_out(log: CallLog) -> Iterator[Cheaper]:
 def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> Cheaper | None:
     """Return the function whose operators are around ``anchor``: the nearest start, and the longest chain from it."""
     before = _connected([anchor], lambda call: [log.calls[i] for i in call.writers if i >= 0])
-    after = _connected([anchor], lambda call: readers.get(call.index, ()))
+    after = _connected([anchor], lambda call: readers[call.index])
     around = _connected([*before, *after], lambda call: [log.calls[i] for i in call.writers if i >= 0])
     around = sorted((call for call in around if call.n == anchor.n), key=lambda call: call.index)
     for root in _roots(before):
@@ -95,7 +92,7 @@ def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[
             calls = _needed_for(end, members) if end.out_shape == root.shape else ()
             inner = {call.index for call in calls} - {end.index}
             of_calls = inner | {end.index}
-            if anchor not in calls or any(one.index not in of_calls for i in inner for one in readers.get(i, ())):
+            if anchor not in calls or any(one.index not in of_calls for i in inner for one in readers[i]):
                 continue
             with plain.without_overrides(), torch.autocast("cpu", enabled=False), torch.no_grad():
                 found = _named(anchor, root, calls)
@@ -233,7 +230,7 @@ def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterato
     """Yield a convolution that is written as a product of a weight with an unfolded image, which may be copied."""
     calls = [unfold]
     for names in (_COPIES, _PRODUCTS, _COPIES):
-        after = readers.get(calls[-1].index, ())
+        after = readers[calls[-1].index]
         if len(after) == 1 and after[0].name in names and after[0].n == unfold.n:
             calls.append(after[0])
     product = next((call for call in calls if call.name in _PRODUCTS), None)
