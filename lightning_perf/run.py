@@ -20,7 +20,7 @@ from lightning_perf.probes.base import RunContext
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.probe_set import ProbeSet, Status
 from lightning_perf.probes.ranks.probe import RankProbe
-from lightning_perf.probes.replay import ReplayProbe
+from lightning_perf.probes.replay.probe import ReplayProbe
 from lightning_perf.probes.sampled_steps.probe import SampledSteps
 from lightning_perf.probes.settings.machine import local_world_size, read_machine
 from lightning_perf.probes.timeline.loop import LoopTimer

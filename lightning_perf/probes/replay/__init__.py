@@ -1,6 +1,1 @@
 """Measure what a treatment would do to this step's operators, by running them again on random tensors."""
-
-from .calls import CallLog
-from .probe import ReplayProbe
-
-__all__ = ["CallLog", "ReplayProbe"]

@@ -23,8 +23,8 @@ from lightning_perf.probes.model.module_times import ModuleTime, ModuleTimes, me
 from lightning_perf.probes.model.passes import PassCounter
 from lightning_perf.probes.model.summary import parameters_of, unwrap
 from lightning_perf.probes.plain import batch_size, search_limit, tensors_in
-from lightning_perf.probes.replay import CallLog
 from lightning_perf.probes.replay.broadcasts import broadcast_sum
+from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.replay.cheaper import cheaper_operator
 from lightning_perf.probes.replay.repeated_rows import in_both, repeated_rows
 from lightning_perf.probes.replay.rewrites import output_layer_of

@@ -12,7 +12,8 @@ import torch
 
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model.flops import ArithmeticCounter
-from lightning_perf.probes.replay import CallLog, ReplayProbe
+from lightning_perf.probes.replay.calls import CallLog
+from lightning_perf.probes.replay.probe import ReplayProbe
 from lightning_perf.records import Hypothesis
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from torch import nn
 
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model.flops import ArithmeticCounter
-from lightning_perf.probes.replay import CallLog, reads
+from lightning_perf.probes.replay import reads
+from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.replay.cheaper import cheaper, cheaper_operator
 
 from .replaying import asked, probe_of

@@ -13,14 +13,15 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_perf.options import DoctorOptions
-from lightning_perf.probes.replay import CallLog, ReplayProbe, threads, treatments
 from lightning_perf.probes.replay import compare as watch_module
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.probes.replay.calls import TensorSpec, specs_in
+from lightning_perf.probes.replay import threads, treatments
+from lightning_perf.probes.replay.calls import CallLog, TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem, kinds_of_groups
+from lightning_perf.probes.replay.probe import ReplayProbe
 from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
 from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval

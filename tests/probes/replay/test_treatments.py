@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.replay import ReplayProbe, threads
+from lightning_perf.probes.replay import threads
 from lightning_perf.probes.replay.calls import TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import HostWatch
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work
 from lightning_perf.probes.replay.optimizer import ZeroingItem
+from lightning_perf.probes.replay.probe import ReplayProbe
 from lightning_perf.probes.replay.rewrites import convolutions_alone
 from lightning_perf.probes.replay.treatments import Treated, apply_treatment
 from lightning_perf.records import Hypothesis, Interval, Replayed
