@@ -67,8 +67,9 @@ def unchanged(device: torch.device) -> Iterator[None]:
     """Restore random streams, thread count and modes at the end, whatever ends it."""
     with ExitStack() as undo:
         undo.callback(torch.set_rng_state, torch.get_rng_state())
-        if device.type == "cuda":
-            undo.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+        accelerator: Any = getattr(torch, device.type, None)  # `torch.cuda`, `torch.xpu`, `torch.mps`, a plugin's
+        if hasattr(accelerator, "get_rng_state"):
+            undo.callback(accelerator.set_rng_state, accelerator.get_rng_state(device), device)
         undo.callback(_restore_threads, torch.get_num_threads())
         undo.enter_context(torch._C.DisableTorchFunction())
         undo.enter_context(torch.inference_mode(False))

@@ -22,7 +22,7 @@ from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem, kinds_of_groups
 from lightning_perf.probes.replay.probe import ReplayProbe
-from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
+from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory, unchanged
 from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
@@ -624,6 +624,16 @@ def test_random_stream_is_restored_when_a_random_operator_is_replayed():
     stream = torch.get_rng_state()
     probe_of(model).answer(asked("threads=1"), log, trained_s=1000.0)
     assert torch.equal(torch.get_rng_state(), stream)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_random_stream_of_a_device_is_restored(monkeypatch, kind):
+    device, states = torch.device(kind), ["of the training"]
+    monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda of: states[-1] if of == device else None)
+    monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda state, of: states.append(state))
+    with unchanged(device):
+        states.append("after dropout")
+    assert states[-1] == "of the training"
 
 
 def test_function_is_absent_when_a_call_only_checks_a_tensor():
