@@ -105,7 +105,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._phase = phase
         self._own_ns = 0
         self._begin_ns = self._end_ns = 0
-        self._is_open = False
         self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
         self._undos = Undos()
@@ -115,7 +114,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._chains = DependencyChains()
 
     def open(self) -> None:
-        self._is_open = True
         for owner, name, label in (
             *((torch.Tensor, name, name) for name in _METHODS),
             (torch._tensor_str, "_str", "print(tensor)"),
@@ -126,16 +124,10 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._begin_ns = self._now_ns()
 
     def close(self) -> bool:
-        if not self._is_open:
-            return True
-        if not self._end_ns:
-            self._end_ns = self._now_ns()
+        self._end_ns = self._end_ns or self._now_ns()
         self.lines.end()
         self._undos.close()
-        if not leave_mode(self):
-            return False
-        self._is_open = False
-        return True
+        return leave_mode(self)
 
     def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
         return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
