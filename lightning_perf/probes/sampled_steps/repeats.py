@@ -1,6 +1,7 @@
 """Find tensors on a CPU whose items, along the first dimension, are copies of each other."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,21 +79,22 @@ class RepeatedLookups:
         return None
 
 
+@dataclass(eq=False)
 class Lookup:
     """Repeated items of one lookup; each occurs ``n_copies`` times on average, rounded down.
 
-    ``site`` is the user's line that calls the embedding.
+    ``site`` is the user's line that calls the embedding, ``firsts`` for each item the place of the first equal one.
     """
 
-    def __init__(self, n_copies: int, site: str, first: torch.Tensor) -> None:
-        self.n_copies, self.site = n_copies, site
-        self._first = first  # for each item the place of the first one that is equal
+    n_copies: int
+    site: str
+    firsts: torch.Tensor
 
     def is_in(self, items: torch.Tensor, is_rounded: bool) -> bool:
         """Return whether items are equal where those looked up are."""
         bound = _bound(items, is_rounded)
         parts = torch.arange(len(items)).chunk(_N_PARTS)
-        return all(bool(_same(items[part], items[self._first[part]], bound).all()) for part in parts)
+        return all(bool(_same(items[part], items[self.firsts[part]], bound).all()) for part in parts)
 
 
 def _can_compare(value: Any) -> bool:

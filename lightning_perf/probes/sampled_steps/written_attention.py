@@ -43,7 +43,10 @@ class AttentionMatcher:
             after = self._after_softmax
             if after is not None and _numel(args[-2 if name == "bmm" else 1]) == after[2]:
                 place, via, _, rows, columns = after
-                self._attended(place, via, rows, columns, self._product_ns + ns)
+                attention = self.found.setdefault(place, Attention(rows, columns, via))
+                attention.n += 1
+                attention.ns += self._product_ns + ns
+                self._backward_ns.setdefault((rows, columns), 0)
                 self._after_softmax = None
             self._product_ns = ns
             self._scores = (out.numel(), out.shape[-2], out.shape[-1])
@@ -55,12 +58,6 @@ class AttentionMatcher:
         if name in _SOFTMAX and out.numel() == self._scores[0] and out.shape[-1] == self._scores[2]:
             via = next((f for file, f in stack.via if file == "functional.py" and "attention" in f), "")
             self._after_softmax = (stack.place, via, *self._scores)
-
-    def _attended(self, place: SourceLine, via: str, rows: int, columns: int, ns: int) -> None:
-        attention = self.found.setdefault(place, Attention(rows, columns, via))
-        attention.n += 1
-        attention.ns += ns
-        self._backward_ns.setdefault((rows, columns), 0)
 
     def _follow_backward(self, args: Any, out: Any, ns: int) -> None:
         shapes = {
