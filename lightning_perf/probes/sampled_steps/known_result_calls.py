@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -243,7 +244,7 @@ class StepCalls:
 
         Where only one of two equal operators has a backward pass, that pass is needed.
         """
-        weights, these, groups = self._by_lines(self.calls), self._by_lines(calls), dict[Call, list[Call]]()
+        weights, these, groups = self._all_by_lines, self._by_lines(calls), dict[Call, list[Call]]()
         pairs: dict[tuple[Lines, Lines], Counter[Lines]] = {}
         for call in calls:
             before, now = call.differing()
@@ -305,13 +306,17 @@ class StepCalls:
 
     def _site(self, calls: Iterable[Call]) -> str:
         """Return the outermost line that does hardly anything else, or the innermost with most of their time."""
-        every, these, innermost = self._by_lines(self.calls), self._by_lines(calls), Counter[Lines]()
+        every, these, innermost = self._all_by_lines, self._by_lines(calls), Counter[Lines]()
         only = [lines for lines, weight in these.items() if weight >= _ONLY * every[lines]]
         best = max(only, key=lambda lines: (these[lines], -len(lines)), default=())
         for call in calls:
             innermost[call.lines] += call.weight
         most = _most(innermost)
         return site_text(best if these[best] >= innermost[most] else most)
+
+    @cached_property
+    def _all_by_lines(self) -> Counter[Lines]:
+        return self._by_lines(self.calls)
 
     @staticmethod
     def _by_lines(calls: Iterable[Call]) -> Counter[Lines]:
