@@ -27,7 +27,7 @@ from .written_attention import AttentionMatcher
 _METHODS = ("tolist", "numpy", "cpu")
 _N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
 
-_ALWAYS_WAIT = {
+_WAITING = {
     **{name: name for name in ("nonzero", "equal", "bincount", "repeat_interleave")},
     **dict.fromkeys(("_unique2", "unique_dim", "unique_consecutive"), "unique"),
     "masked_select": "boolean mask",
@@ -47,8 +47,9 @@ def sync_label(name: str, args: Any, kwargs: Any, out: Any, stack: StackView, de
 
     if name == "_local_scalar_dense":
         return _reading_label(stack) if is_on_device(args[0]) else ""
-    if name in _ALWAYS_WAIT:
-        return _ALWAYS_WAIT[name] if args and is_on_device(args[0]) else ""
+    if name in _WAITING:
+        is_size_known = kwargs.get("output_size") is not None  # of `repeat_interleave`
+        return _WAITING[name] if args and is_on_device(args[0]) and not is_size_known else ""
     if name in ("index", "_unsafe_index", "index_put", "_index_put_impl"):
         is_masked = any(getattr(each, "dtype", None) in (torch.bool, torch.uint8) for each in args[1])
         is_one = name.endswith(("put", "impl")) and args[2].numel() == 1  # becomes a masked_fill, which does not wait

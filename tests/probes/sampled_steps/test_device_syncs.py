@@ -110,3 +110,9 @@ def test_copies_to_the_host_wait_unless_they_are_asynchronous_and_to_pinned_memo
     assert sync_label("_to_copy", (source,), named, target, stack, "meta") == ("cpu" if waits else "")
     copied = (target, source, True) if is_async else (target, source)
     assert sync_label("copy", copied, {}, target, stack, "meta") == ("copy_" if waits else "")
+
+
+@pytest.mark.parametrize(("size", "label"), [({}, "repeat_interleave"), ({"output_size": 4}, "")])
+def test_repeating_waits_for_the_size_of_the_result_unless_it_is_given(size, label):
+    counts, stack = torch.ones(4, dtype=torch.int64), StackView(NOWHERE, (), (), None)
+    assert sync_label("repeat_interleave", (counts,), size, None, stack, "cpu") == label
