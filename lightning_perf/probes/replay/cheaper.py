@@ -131,7 +131,6 @@ def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec]
 
 
 def _convolved_by_transforms(padding: int, groups: int, signals: Tensor, kernels: Tensor, *bias: Tensor) -> Tensor:
-    """Return what ``conv1d`` does, by Fourier transforms."""
     signals = torch.nn.functional.pad(signals, (padding, padding)) if padding else signals
     n_lags = signals.shape[-1] - kernels.shape[-1] + 1
     n = next_fast_len(signals.shape[-1] + kernels.shape[-1] - 1, real=True)

@@ -39,5 +39,4 @@ class GradientReach:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Return the storages of tensors."""
     return {storage_address(one) for one in tensors if is_plain_tensor(one)}
