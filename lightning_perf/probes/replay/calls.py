@@ -18,8 +18,7 @@ from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_s
 from lightning_perf.probes.sampled_steps.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_from_indices, zeros_in
 
-from .backward_times import BackwardTimes
-from .reach import OTHERS, GradientReach
+from .backward import OTHERS, BackwardTimes, GradientReach
 from .read_rows import LAYERS, RowReads
 from .reads import SORT, ProductReads, SortReads
 

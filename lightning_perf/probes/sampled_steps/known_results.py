@@ -21,7 +21,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model import module_walk
 from lightning_perf.probes.plain import search_limit, tensors_in
-from lightning_perf.probes.replay.backward_times import accumulating_parameter
+from lightning_perf.probes.replay.backward import accumulating_parameter
 from lightning_perf.probes.replay.calls import PLAIN_TYPES, flat
 from lightning_perf.records import KnownResults
 
