@@ -1,7 +1,7 @@
 """Find products, distances and similarities of all pairs that are computed by broadcasting; replay them without it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from lightning_perf.records import BroadcastSum, PairKind
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Work, function_of, readers_of
+from .functions import Readers, Work, function_of, readers_of
 
 MIN_ELEMENTS = 2**16
 """Smaller tensors stay in a core's own cache."""
@@ -139,7 +139,7 @@ def without_broadcast(log: CallLog) -> list[Work]:
 class _Search:
     """Whether one call is such a sum."""
 
-    def __init__(self, log: CallLog, readers: Mapping[int, Sequence[Call]], total: Call) -> None:
+    def __init__(self, log: CallLog, readers: Readers, total: Call) -> None:
         self._log, self._readers, self._total = log, readers, total
         self._calls = [total]
         self._shape = total.specs[0].shape if total.specs else ()

@@ -162,9 +162,13 @@ def costliest(items: Iterable[T], kind: Callable[[T], Any], seconds: Callable[[T
     return max(by_kind.values(), key=lambda found: sum(map(seconds, found)), default=[])
 
 
-def readers_of(log: CallLog) -> defaultdict[int, list[Call]]:
-    """Return the calls that read what a call wrote, by its index; -1 is the index of what no call wrote."""
-    readers: defaultdict[int, list[Call]] = defaultdict(list)
+Readers = defaultdict[int, list[Call]]
+"""The calls that read what a call wrote, by its index; -1 stands for what no call wrote."""
+
+
+def readers_of(log: CallLog) -> Readers:
+    """Return the readers of all calls."""
+    readers: Readers = defaultdict(list)
     for call in log.calls:
         for index in call.writers:
             readers[index].append(call)

@@ -12,7 +12,7 @@ from lightning_perf import interrupts
 from lightning_perf.probes import plain
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, function_of, map_specs, readers_of
+from .functions import Bound, Cheaper, Readers, Work, function_of, map_specs, readers_of
 
 MAX_OPERATORS = 14
 """Operators of one function at most; a longer chain does something else as well."""
@@ -77,7 +77,7 @@ def written_out(log: CallLog) -> Iterator[Cheaper]:
             yield from _convolution(call, readers)
 
 
-def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> Cheaper | None:
+def _function_around(log: CallLog, anchor: Call, readers: Readers) -> Cheaper | None:
     """Return the function whose operators are around ``anchor``: the nearest start, and the longest chain from it."""
     before = _connected([anchor], lambda call: [log.calls[i] for i in call.writers if i >= 0])
     after = _connected([anchor], lambda call: readers[call.index])
@@ -226,7 +226,7 @@ def _is_parameter(spec: TensorSpec, root: TensorSpec) -> bool:
     return spec.source < 0 and spec.needs_grad and spec.shape == root.shape[-1:] and not _is_root(spec, root)
 
 
-def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[Cheaper]:
+def _convolution(unfold: Call, readers: Readers) -> Iterator[Cheaper]:
     """Yield a convolution that is written as a product of a weight with an unfolded image, which may be copied."""
     calls = [unfold]
     for names in (_COPIES, _PRODUCTS, _COPIES):
