@@ -29,10 +29,9 @@ def logged(model, batch, scale=1.0, unowned=()):
     return log
 
 
-def probe_of(model, optimizer=None, world_size=1, clock=now_ns, memory=None):
+def probe_of(model, optimizer=None, clock=now_ns, memory=None):
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=CPU),
-        world_size=world_size,
         is_global_zero=True,
         received_sigterm=False,
         accumulate_grad_batches=1,

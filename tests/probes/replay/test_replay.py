@@ -284,10 +284,10 @@ def test_replay_is_refused_when_others_would_see_it():
 def test_replay_measures_on_rank_0_only_when_there_are_several():
     model = layers()
     log = logged(model, torch.rand(2, 3, 8, 8))
-    probe = probe_of(model, world_size=2)
+    probe = probe_of(model)
     assert probe.answer(asked("channels-last"), log, trained_s=1000.0)
     assert probe.record().results[0].speedup is not None
-    other = probe_of(model, world_size=2)
+    other = probe_of(model)
     other._trainer.is_global_zero = False
     assert not other.answer(asked("channels-last"), log, trained_s=1000.0)
     assert other.missing["replay"] == "rank 0 replays"

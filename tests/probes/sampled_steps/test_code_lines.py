@@ -91,10 +91,6 @@ def loops_of(lines: CodeLines) -> dict[str, FunctionCall]:
     return {call.code.co_name: call for call in lines.loops()}
 
 
-def most_visits(call: FunctionCall) -> int:
-    return max(hits.n for hits in call.hits.values())
-
-
 def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(lines, operator):
     def forward() -> None:
         for _ in range(MIN_REPEATS):
