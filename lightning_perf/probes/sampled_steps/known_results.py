@@ -81,7 +81,7 @@ class ResultTracker:
         self._by_node: dict[int, Call] = {}
         self._last_node = 0
         self._passes: dict[int, Pass] = {}
-        self._last_pass: Pass | None = None
+        self._is_after_pass = False  # until its gradients are noted
         self._gradients: set[int] = set()  # addresses of those that a pass has added to
         self._variables: list[weakref.ref[torch.Tensor]] = []
         self._n_gradient_uses = 0
@@ -181,8 +181,8 @@ class ResultTracker:
             # Autograd made this operator's node just before this method was called, if it made one.
             node_number = number - 1 if number > self._last_node and torch.is_grad_enabled() else None
             self._last_node = number
-            if self._last_pass is not None:
-                self._pass_ended(self._last_pass)
+            if self._is_after_pass:
+                self._note_gradients()
             inputs = dense_tensors((args, kwargs))
             if not self._gradients.isdisjoint(map(storage_number, inputs)):
                 self._n_gradient_uses += 1  # e.g. a gradient is saved, cleared or projected between two passes
@@ -294,7 +294,7 @@ class ResultTracker:
         if one is None:
             self._pass_begins()
             one = self._passes[number] = Pass(user_lines(), self._n_gradient_uses)
-        self._last_pass = one
+        self._is_after_pass = True
         if (parameter := accumulating_parameter(node)) is not None:
             one.parameters.add(id(parameter))
             self._variables.append(weakref.ref(parameter))
@@ -304,17 +304,16 @@ class ResultTracker:
 
     def _pass_begins(self) -> None:
         """Count a pause if gradients of the last pass were cleared."""
-        if self._last_pass is not None:
-            self._pass_ended(self._last_pass)
+        self._note_gradients()
         tensors = [reference() for reference in self._variables]
         if any(tensor is not None and tensor.grad is None for tensor in tensors):
             self._n_gradient_uses += 1
         self._variables.clear()
         self._gradients.clear()
 
-    def _pass_ended(self, one: Pass) -> None:
-        """Note where the gradients of a pass are, to see whether they are used before the next one."""
-        self._last_pass = None
+    def _note_gradients(self) -> None:
+        """Note where the gradients of the last pass are, to see whether they are used before the next one."""
+        self._is_after_pass = False
         for reference in self._variables:
             gradient = tensor.grad if (tensor := reference()) is not None else None
             if gradient is not None and is_dense(gradient):
