@@ -184,8 +184,8 @@ class ReplayProbe(Probe):
         if treatment not in _WITHOUT_OPERATORS:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            make = self._tensor_maker(self._log, until_ns)
-            treated = apply_treatment(treatment, self._log, self._device, make)
+            # No variable holds the maker, so that its arena is freed before another one is made.
+            treated = apply_treatment(treatment, self._log, self._device, self._tensor_maker(self._log, until_ns))
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
                 total_s = self._log.total_ns / 1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -106,6 +107,21 @@ def test_arena_makes_tensors_as_specified_when_asked():
     assert (tuple(made.shape), made.stride(), made.dtype) == ((4, 3), (1, 4), torch.bfloat16)
     assert made.requires_grad
     assert made.is_leaf
+
+
+def test_arena_that_shows_dtypes_is_freed_before_operators_get_theirs(monkeypatch):
+    arenas, n_alive = [], []
+
+    class Counted(Arena):
+        def __init__(self, *args):
+            n_alive.append(sum(arena() is not None for arena in arenas))
+            arenas.append(weakref.ref(self))
+            super().__init__(*args)
+
+    monkeypatch.setattr(probe_module, "Arena", Counted)
+    model = layers()
+    probe_of(model).answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1.0)
+    assert n_alive == [0, 0]
 
 
 @pytest.mark.parametrize("starts_over", [False, True])
