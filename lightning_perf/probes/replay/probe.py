@@ -285,11 +285,11 @@ class ReplayProbe(Probe):
         name = treatment.partition("=")[0]
         if name != "threads" and name not in _WITHOUT_OPERATORS:
             return []
-        n_elements = min(MAX_ELEMENTS, self._memory.free_bytes() // _BYTES_PER_PARAMETER)
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
+        free_bytes = self._memory.free_bytes()
+        n_elements = min(MAX_ELEMENTS, free_bytes // _BYTES_PER_PARAMETER // max(1, len(optimizers)))
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _SPARSE:
-            free_bytes = self._memory.free_bytes()
             return table_items(self._log, optimizers, n_batches, free_bytes) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]

@@ -582,6 +582,15 @@ def test_optimizers_are_not_copied_when_no_memory_is_free(treatment):
     assert "MemoryError" in probe.record().results[0].reason
 
 
+def test_optimizers_share_the_memory_that_is_free(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(probe_module, "ZeroingItem", lambda _, n_elements, n_batches: sizes.append(n_elements))
+    probe = probe_of(nn.Linear(2, 2), memory=SimpleNamespace(free_bytes=lambda: 32 * 1000))
+    probe._trainer.optimizers = [torch.optim.SGD([nn.Parameter(torch.rand(2))]) for _ in range(2)]
+    probe._optimizer_items("zero-grad-none")
+    assert sizes == [500, 500]
+
+
 def test_optimizer_is_refused_when_its_step_is_the_users():
     class Own(torch.optim.SGD):
         pass
