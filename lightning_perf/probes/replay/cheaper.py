@@ -22,7 +22,7 @@ _FAST = math.prod((2, 3, 5, 7, 11, 13)) ** 64
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
 MIN_TAPS = 64
-"""Elements of a kernel from which on Fourier transforms may be faster."""
+"""Least length of a kernel with which Fourier transforms may be faster."""
 
 _PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")

@@ -1,4 +1,4 @@
-"""Time work without and with a treatment, in turn, until the ratio is known or time is up."""
+"""Time work without and with a treatment, alternately, until the ratio is known or time is up."""
 
 import math
 import time

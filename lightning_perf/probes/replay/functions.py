@@ -163,7 +163,7 @@ def costliest(items: Iterable[T], kind: Callable[[T], Any], seconds: Callable[[T
 
 
 Readers = defaultdict[int, list[Call]]
-"""The calls that read what a call wrote, by its index; -1 stands for what no call wrote."""
+"""The calls that read what a call wrote, by its index; those of what no call wrote are under -1."""
 
 
 def readers_of(log: CallLog) -> Readers:

@@ -127,7 +127,7 @@ class OperatorItem:
 
 
 def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
-    """Return the work to replay, largest first: ``COVERED`` of the time, as far as there is time.
+    """Return the work to replay, largest first, up to ``COVERED`` of the time.
 
     Work that does not fit into ``most_s`` seconds per round is omitted. Without timed calls, work is ranked by
     elements.

@@ -329,7 +329,7 @@ def _least_speedup(least_part: float) -> float | None:
 
 
 def _is_undecided(result: Replayed) -> bool:
-    """Return whether more rounds could tell whether a treatment is faster."""
+    """Return whether more rounds could show whether a treatment is faster."""
     if result.speedup is None:
         return bool(result.n_operators)
     return result.speedup.low < 1.0 < result.speedup.high

@@ -108,7 +108,7 @@ class SortReads:
     def needed(self, index: int) -> int:
         """Return how many elements at one end of each sorted row are read at most; 0 if none is known to be read."""
         for result in self._all:
-            if not result.storage.expired():  # somebody has it after the step
+            if not result.storage.expired():  # still held after the step
                 self._note(result, result.n, result.n)
         return min(self._read.get(index, (0,)))
 

@@ -143,7 +143,7 @@ def lines_above() -> LinesAbove:
 def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
     """Return the first and the last instruction of each loop: where a jump goes back to, and the jump.
 
-    From 3.12 on, handlers of errors stand at the end and may jump back to the code behind their ``with`` or ``try``.
+    From 3.12 on, exception handlers are at the end of the code, and may jump back behind their ``with`` or ``try``.
     """
     steps = list(dis.get_instructions(code))
     handlers = len(code.co_code)

@@ -14,7 +14,7 @@ _ACCUMULATING = {f"aten::{name}" for name in ("add", "add_", "sub", "sub_", "cat
 
 
 class DependencyChains:
-    """Measures chains of operators of which each uses a result of the one before, within calls of the user's functions.
+    """Measures chains of operators, each of which uses a result of the one before, within calls of user functions.
 
     In a recurrence, each iteration makes one chain longer. Sums and concatenations do not: a loop that only adds up is
     no recurrence.

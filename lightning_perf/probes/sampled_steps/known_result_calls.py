@@ -18,7 +18,7 @@ N_ORIGINS = 4
 the module that is not trained."""
 
 _MUCH, _ONLY = 0.3, 0.95
-"""Parts of a line's time in superfluous operators from which on they are much, or nearly all, of its work."""
+"""Parts of a line's time in superfluous operators above which it does much such work, or almost nothing else."""
 
 Line = tuple[str, int]
 Lines = tuple[Line, ...]
@@ -43,7 +43,7 @@ class Call:
 
     Attributes:
         weight: Its time in nanoseconds, or its FLOPs where it cannot be timed.
-        key: Stands for the operator and the contents of its inputs, also in another step if these are constant.
+        key: Identifies the operator and the contents of its inputs, across steps if these are constant.
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
         instructions: The instruction in each of these lines.
@@ -52,7 +52,7 @@ class Call:
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
         is_check: Whether a distribution checks its arguments by it.
-        derivative: The node and the pass, if it belongs to a backward pass that is differentiated in turn.
+        derivative: The node and the pass, if it belongs to a backward pass that is itself differentiated.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
         is_zeroing: Whether it multiplies by the number 0.
