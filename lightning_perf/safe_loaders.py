@@ -22,7 +22,8 @@ def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
     loader = inner_loader(loader)
     if loader.num_workers > 0 or not arguments.get("num_workers"):
         return
-    method = multiprocessing.get_start_method()
+    # Asking plainly would fix Python's default for good, and a later ``set_start_method`` of the script would raise.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     reason = why_state_is_shared(loader) if method == "fork" else f"workers would be started by {method}, not by fork"
     if reason:
         raise TreatmentError(reason)
