@@ -132,6 +132,8 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
     except RuntimeError as error:  # another thread changes it
         raise_if_from_signal(error)
         return None
+    if not elements:  # another thread emptied it
+        return None
     # The newest elements; the others are estimated by their mean.
     inspected = elements[-_MAX_INSPECTED:]
     storages: dict[Any, Storage] = {}

@@ -18,7 +18,7 @@ from torch import nn
 from lightning_perf.probes.atomic_reads import live_objects, n_live_objects
 from lightning_perf.probes.memory import growth
 from lightning_perf.probes.memory.growth import MAX_READINGS, GrowthWatch, Readings, is_growing
-from lightning_perf.probes.memory.heap_diff import HeapDiff, roots_of
+from lightning_perf.probes.memory.heap_diff import HeapDiff, _suspect, roots_of
 
 pytestmark = pytest.mark.usefixtures("frozen_objects")
 
@@ -143,6 +143,10 @@ def test_heap_diff_holds_on_to_nothing_that_it_saw() -> None:
 
 
 # -- the watch ------------------------------------------------------------
+
+
+def test_container_that_another_thread_emptied_meanwhile_is_no_suspect() -> None:
+    assert _suspect(deque(), n_added=40, n_steps=30) is None
 
 
 class NoHeapDiff:
