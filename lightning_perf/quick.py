@@ -13,7 +13,7 @@ from torch import nn
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.memory.breakdown import ModelMemory
 from lightning_perf.probes.model.saved_tensors import SavedTensors
-from lightning_perf.probes.plain import batch_size
+from lightning_perf.probes.plain import batch_size, is_lazy
 from lightning_perf.records import Breakdown, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
@@ -111,7 +111,7 @@ def batch_error(argument: str, error: Exception) -> ConfigError:
 def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore buffers (running statistics), gradients and random number generators afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if not is_lazy(buffer)}
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):

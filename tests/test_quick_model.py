@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf import ConfigError, measure_ceilings, quick_profile
+from lightning_perf import ConfigError, measure_ceilings, memory_breakdown, quick_profile
 from lightning_perf.probes.model import ceilings
 from lightning_perf.records import Ceilings, ModelProfile
 
@@ -79,6 +79,12 @@ def test_model_is_left_as_it_was() -> None:
         assert torch.equal(gradient, value)
     assert model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_lazy_modules_are_initialized_and_profiled() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    assert profiled(model, torch.randn(8, 16)).forward_flops == 2 * 8 * 16 * 4
+    assert memory_breakdown(nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), batch=torch.ones(8, 16)).record
 
 
 def test_gradients_are_left_absent_when_there_were_none() -> None:
