@@ -5,7 +5,8 @@ import re
 from inspect import getattr_static
 from typing import Any, NamedTuple
 
-_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.", "lightning.fabric.loggers.")
+_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.", "lightning.fabric.loggers.",
+                       "lightning_fabric.loggers.")  # fmt: skip
 
 
 class Action(NamedTuple):
