@@ -151,10 +151,10 @@ class BackwardWatch:
     def _on_gradient(self, _: Any) -> None:
         try:
             self._n_gradients += 1
-            if self._make_event is not None:
-                self._marks[self._n_backwards][1].record()
-            else:
+            if self._make_event is None:
                 self._last_ns = self._backward_ns()
+            elif self._n_backwards < len(self._marks):  # not where the user's code calls ``loss.backward`` itself
+                self._marks[self._n_backwards][1].record()
         except Exception as error:  # noqa: BLE001 - raised by after_backward: here it would break the user's backward
             self.fail(error)
 

@@ -105,6 +105,19 @@ def test_hooks_are_removed_after_the_step_when_backward_does_not_announce_its_en
     assert steps.watch.own_s() is None
 
 
+@pytest.mark.parametrize("device", [False, True])
+def test_backward_that_is_not_announced_does_not_fail_an_announced_one_after_it(device: bool) -> None:
+    steps = Steps(device)
+    while not steps.watch.batch_begins():
+        pass
+    steps.layer(torch.ones(1, 2)).sum().backward()
+    steps.backward(own_s=0.003, waiting_s=0.007)
+    steps.watch.after_backward()
+    steps.watch.batch_begins()
+    steps.clock.advance(1.0)
+    assert steps.watch.own_s() == pytest.approx(0.003)
+
+
 def test_nothing_is_left_on_the_parameters() -> None:
     steps = Steps()
     while not steps.watch.batch_begins():
