@@ -199,17 +199,10 @@ class MarkedBroadcast:
             self._watch.fail(error)
 
 
-def exchanges_in_forward(trainer: Any) -> bool:
-    """Return whether the strategy may wait for other ranks in forward, as all but DistributedDataParallel do."""
-    return trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
-
-
 def backward_watch(
     trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None
 ) -> tuple[BackwardWatch | None, str]:
     """Return the watch for a run and an empty reason; or None and why waiting cannot be measured."""
-    if trainer.world_size == 1:
-        return None, "one rank"
     model = trainer.strategy.model
     if not isinstance(model, DistributedDataParallel):
         return None, f"{type(trainer.strategy).__name__}: collectives are not at the end of backward"

@@ -101,12 +101,12 @@ class Exchange:
 
 
 def open_exchange(trainer: Any) -> Exchange | None:
-    """Return an exchange over the process group's store; None if there is none (other backends, one rank).
+    """Return an exchange over the process group's store; None if there is none (other backends).
 
     Every rank must call it once per run.
     """
     number = next(_runs)
-    if trainer.world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+    if not (dist.is_available() and dist.is_initialized()):
         return None
     get_store = getattr(dist.distributed_c10d, "_get_default_store", None)
     if get_store is None:

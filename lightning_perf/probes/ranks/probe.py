@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_perf import seams
 from lightning_perf.probes.base import Probe, RunContext
@@ -25,7 +26,7 @@ from lightning_perf.records import (
     costly_line,
 )
 
-from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
+from .backward import BackwardWatch, MarkedBroadcast, backward_watch
 from .exchange import open_exchange
 
 EPOCH_LIMIT_S = 2.0
@@ -37,13 +38,13 @@ RUN_LIMIT_S = 10.0
 
 
 class RankProbe(Probe):
-    """Summary of this rank, shared with the other ranks. Every rank makes one in the Trainer's ``setup``."""
+    """Summary of one of several ranks, shared with the others. Every rank makes one in the Trainer's ``setup``."""
 
     name = field = "ranks"
 
     def __init__(self, trainer: Any) -> None:
         self.ranks: Ranks | None = None
-        self._why_unknown = "one rank"  # the reason without ``_watch``
+        self._why_unknown = ""  # the reason without ``_watch``
         self._watch: BackwardWatch | None = None
         self._first_batches: FirstBatchesProbe | None = None
         self._undos = seams.Undos()
@@ -59,7 +60,8 @@ class RankProbe(Probe):
         loop = run.loop
         self._first_batches = run.probes.find(FirstBatchesProbe)
         self._watch, self._why_unknown = backward_watch(self._trainer, loop.timeline, loop.make_event())
-        self._exchanges_in_forward = exchanges_in_forward(self._trainer)
+        # All other strategies may wait for other ranks in forward.
+        self._exchanges_in_forward = not isinstance(self._trainer.strategy.model, DistributedDataParallel)
         if self._watch is not None and self._watch.is_on_device:
             seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch), self._undos)
 
@@ -69,7 +71,7 @@ class RankProbe(Probe):
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
     def step_begins(self, batch: Any) -> None:
-        if self._watch is not None and not self._is_closed:
+        if self._watch is not None:
             self._watch.batch_begins()
 
     def before_backward(self) -> None:
@@ -117,7 +119,7 @@ class RankProbe(Probe):
     def end_alone(self, loop: LoopTimer, found: Sequence[Finding] = ()) -> None:
         """Keep this rank's summary without an exchange: after an error, other ranks may have ended."""
         own = self.summary(loop, found)
-        if own is None or self._trainer.world_size == 1:
+        if own is None:
             return
         known = self.ranks.summaries if self.ranks is not None else ()
         missing = self.ranks.missing if self.ranks is not None else ()
@@ -125,8 +127,6 @@ class RankProbe(Probe):
 
     def share(self, loop: LoopTimer | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
         """Combine all ranks in ``ranks``. A rank whose own probes failed must take part too, with ``loop`` None."""
-        if self._trainer.world_size == 1:
-            return
         failure: Exception | None = None
         summary = None
         try:
