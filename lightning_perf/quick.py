@@ -1,7 +1,7 @@
 """Memory use of a module outside a run, for a notebook."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,28 +83,33 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
     memory = ModelMemory(module, optimizers, device, batch=batch)
     if batch is None:
         return MemoryBreakdown(memory.record())
+    with preserved_state(module, device):
+        return MemoryBreakdown(with_activations(memory, batch, lambda: call(module, batch, "module")))
+
+
+def with_activations(memory: ModelMemory, batch: Any, run_forward: Callable[[], Any]) -> Breakdown:
+    """Return the breakdown with what a forward pass of the batch saves for backward."""
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with preserved_state(module, device), torch.enable_grad(), saved:
-        try:
-            call(module, batch)
-        except Exception as error:
-            raise batch_error("module", error) from error
-    return MemoryBreakdown(msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch)))
+    with torch.enable_grad(), saved:
+        run_forward()
+    return msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch))
 
 
-def call(module: nn.Module, batch: Any) -> Any:
-    """Call the module with a batch as its arguments."""
-    if isinstance(batch, Mapping):
-        return module(**batch)
-    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+def call(module: nn.Module, batch: Any, argument: str) -> Any:
+    """Call the module with a batch as its arguments; ``argument`` is the module's name in an error.
 
-
-def batch_error(argument: str, error: Exception) -> ConfigError:
-    """Return the error to raise if the call of a module raised one; ``argument`` is the module's name in it."""
-    return ConfigError(
-        f"{argument}(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
-        "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
-    )
+    Raises:
+        ConfigError: The call raised.
+    """
+    try:
+        if isinstance(batch, Mapping):
+            return module(**batch)
+        return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+    except Exception as error:
+        raise ConfigError(
+            f"{argument}(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
+            "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
+        ) from error
 
 
 @contextmanager

@@ -18,12 +18,11 @@ from lightning_perf.probes.memory.breakdown import ModelMemory
 from lightning_perf.probes.model import ceilings as ceilings_probe
 from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.model.module_times import ModuleTime, ModuleTimes, mean_times, with_times
-from lightning_perf.probes.model.saved_tensors import SavedTensors
 from lightning_perf.probes.plain import batch_size, tensors_in
 from lightning_perf.probes.sampled_steps.tracing import StepTracer, eager
 from lightning_perf.probes.settings.machine import device_name, read_device
-from lightning_perf.quick import RecordView, batch_error, call, preserved_state
-from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
+from lightning_perf.quick import RecordView, call, preserved_state, with_activations
+from lightning_perf.records import Breakdown, Ceilings, Distribution, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
 from lightning_perf.reports.text import report_text
@@ -163,28 +162,20 @@ def quick_profile(
         times, n_timed = run.timed(float(seconds))
         profile = with_times(profile, model, device, run.module_times(depth))
         memory = _memory(model, batch, run, device)
+    found, missing = _ceilings_of(device, ceilings)
+    record = msgspec.structs.replace(
+        profile, forward_s=times["forward"], n_timed=n_timed, memory=memory, missing={**profile.missing, **missing}
+    )
     chip = None if device.type == "cpu" else datasheet_of(read_device(device).name)
-    record = msgspec.structs.replace(profile, forward_s=times["forward"], n_timed=n_timed, memory=memory)
-    return QuickProfile(_compared_with_ceilings(record, device, chip, times.get("step"), n_timed, ceilings))
+    return QuickProfile(assessed(record, found, chip, times.get("step"), n_timed))
 
 
-def _compared_with_ceilings(
-    record: ModelProfile,
-    device: torch.device,
-    chip: DatasheetPeak | None,
-    step_s: Distribution | None,
-    n_timed: int,
-    may_measure: bool,
-) -> ModelProfile:
+def _ceilings_of(device: torch.device, may_measure: bool) -> tuple[Ceilings | None, dict[str, str]]:
+    """Return a device's ceilings, or None and why they are missing."""
     found = ceilings_probe.measured(device) if may_measure else ceilings_probe.cached(device)
-    missing = dict(record.missing)
     if found is None:
-        missing["ceilings"] = "ceilings=False, and this device was not measured before"
-    elif not ceilings_probe.is_quiet(found):
-        missing["ceilings"] = found.missing["is_quiet"]
-        found = None
-    record = msgspec.structs.replace(record, missing=missing)
-    return assessed(record, found, chip, step_s, n_timed)
+        return None, {"ceilings": "ceilings=False, and this device was not measured before"}
+    return (found, {}) if ceilings_probe.is_quiet(found) else (None, {"ceilings": found.missing["is_quiet"]})
 
 
 class _Run:
@@ -199,6 +190,7 @@ class _Run:
 
     def once(self, tracer: StepTracer | None = None) -> None:
         """Run one pass, traced if there is a tracer."""
+        tracer = tracer or StepTracer()  # which does nothing
         self._model.zero_grad(set_to_none=True)
         with torch.enable_grad() if self.train else torch.no_grad():
             with _part(tracer, "training_step"):
@@ -226,11 +218,13 @@ class _Run:
         return mean_times(passes) if passes else {}
 
     def _forward(self) -> torch.Tensor | None:
+        output = call(self._model, self._batch, "model")
         try:
-            output = call(self._model, self._batch)
             return self._loss(output) if self.train else None
+        except ConfigError:
+            raise
         except Exception as error:
-            raise batch_error("model", error) from error
+            raise ConfigError(f"loss(output) raised {type(error).__name__}: {error}") from error
 
     def _backward(self, loss: torch.Tensor | None) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -272,18 +266,13 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
     memory = ModelMemory(model, [], device, batch=batch)
     if not run.train:
         return memory.record()
-    saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with eager(), torch.enable_grad(), saved:
-        run._forward()
-    return msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch))
+    with eager():
+        return with_activations(memory, batch, run._forward)
 
 
 @contextmanager
-def _part(tracer: StepTracer | None, name: str) -> Iterator[None]:
-    """Mark a part of the pass for the tracer; does nothing without one."""
-    if tracer is None:
-        yield
-        return
+def _part(tracer: StepTracer, name: str) -> Iterator[None]:
+    """Mark a part of the pass for the tracer."""
     tracer.enters(name)
     try:
         yield

@@ -160,12 +160,17 @@ def test_measure_ceilings_gives_the_record() -> None:
         (("net", None), "expected a torch.nn.Module"),
         ((net(), torch.randn(8, 3)), "model\\(batch\\) raised"),
         ((net(), torch.randn(8, 16), "yes"), "train='yes'"),
-        ((nn.Identity(), torch.ones(2)), "train=False"),
+        ((nn.Identity(), torch.ones(2)), "^the model's output holds no"),
     ],
 )
 def test_bad_input_gives_one_clear_error(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         quick_profile(*arguments, seconds=0.02)
+
+
+def test_error_of_the_loss_is_not_blamed_on_the_batch() -> None:
+    with pytest.raises(ConfigError, match=r"^loss\(output\) raised ZeroDivisionError"):
+        profiled(net(), torch.randn(8, 16), loss=lambda out: 1 / 0)
 
 
 @pytest.mark.parametrize("wrong", [{"depth": 0}, {"seconds": 0}, {"loss": 3}, {"ceilings": 1}])
