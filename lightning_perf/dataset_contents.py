@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 _MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be alike
@@ -65,7 +66,7 @@ def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 8, seen: set[
         parts = islice(value.values(), _MAX_ITEMS)
     elif isinstance(value, partial):
         parts = (value.func, *value.args, *value.keywords.values())
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
         parts = vars(value).values()
     every = (_first_of(part, read, depth - 1, seen) for part in parts)
     return next((found for found in every if found is not None), None)
