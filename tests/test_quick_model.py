@@ -118,9 +118,9 @@ def test_loss_of_the_users_own_begins_the_backward_pass() -> None:
 def test_profile_reads_well_and_gives_its_figures() -> None:
     profile = quick_profile(net(), torch.randn(8, 16), seconds=0.02)
     text = profile.report()
-    for told in ("Compute cost of Sequential (cpu)", "forward", "samples/s",
+    for shown in ("Compute cost of Sequential (cpu)", "forward", "samples/s",
                  "of the measured peak of 100 GFLOP/s", "Linear", "addmm", "activations"):  # fmt: skip
-        assert told in text
+        assert shown in text
     assert profile.forward_flops == profile.record.forward_flops
     with pytest.raises(AttributeError):
         _ = profile.no_such_figure

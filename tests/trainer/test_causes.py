@@ -56,11 +56,11 @@ def fitted(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 def first_of(session: Session, *codes: str) -> Finding:
     """Return the first finding on the data, which must be of one of these rules."""
-    told = [(f.code, f.severity, f.summary) for f in session.findings]
+    found = [(f.code, f.severity, f.summary) for f in session.findings]
     # PD102 may report, correctly, that other programs use the cores of the machine.
     on_data = [f for f in session.findings if f.category == "data" and f.severity != "info" and f.code != "PD102"]
-    assert on_data, told
-    assert on_data[0].code in codes, (told, session.loader_probe)
+    assert on_data, found
+    assert on_data[0].code in codes, (found, session.loader_probe)
     return on_data[0]
 
 

@@ -257,8 +257,8 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
     assert {failure.error for failure in session.probes_off} == {"Planted: planted"}
     assert session.run.status == "finished"
     if probe != "diagnosis":
-        told = {f.code for f in session.findings} | {o.code for o in session.outcomes if o.status == "finding"}
-        assert "PD906" in told
+        codes = {f.code for f in session.findings} | {o.code for o in session.outcomes if o.status == "finding"}
+        assert "PD906" in codes
     if probe != "json":
         (path,) = Path().rglob("perf_session.json")
         assert b'"probes_off"' in path.read_bytes()

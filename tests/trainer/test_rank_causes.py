@@ -142,7 +142,7 @@ def test_slow_rank_is_named_where_parameters_are_sharded(sharded: dict[str, Any]
 
 
 def test_rank_that_computes_more_is_named_by_its_traces_where_parameters_are_sharded(sharded: dict[str, Any]) -> None:
-    assert "PD701" not in found(sharded["compute"])  # the clock of the host cannot tell
+    assert "PD701" not in found(sharded["compute"])  # the clock of the host does not show it
     records, errors = analyze_many([*(sharded["out"] / "compute").glob("*.pt.trace.json.gz")])
     assert errors == []
     ranks = records[0].ranks

@@ -22,7 +22,7 @@ from lightning_perf.reports import console
 from .conftest import Make, assert_nothing_left
 from .models import N_FEATURES, Tiny, loader
 
-linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel tells no run queues")
+linux = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel reports no run queues")
 
 
 def telemetry_threads() -> list[str]:

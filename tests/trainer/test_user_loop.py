@@ -105,7 +105,7 @@ def is_timed(function: Any) -> bool:
 
 
 class Clock:
-    """A clock that only moves when told to."""
+    """A clock that only moves when a test advances it."""
 
     def __init__(self) -> None:
         self.ns = 0

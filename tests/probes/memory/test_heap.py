@@ -17,7 +17,7 @@ from lightning_perf.probes.memory.host_memory import _Mallinfo2, c_heap
 
 pytestmark = pytest.mark.usefixtures("frozen_objects")
 
-has_mallinfo2 = pytest.mark.skipif(c_heap()[0] is None, reason="the C library does not tell")
+has_mallinfo2 = pytest.mark.skipif(c_heap()[0] is None, reason="the C library does not report it")
 
 
 @has_mallinfo2
@@ -27,7 +27,7 @@ def test_heap_in_use_rises_by_what_is_allocated_and_falls_when_it_is_freed(n_byt
     assert heap is not None
     assert reason == ""
     gc.collect()
-    gc.disable()  # what earlier tests left may go in the middle of it
+    gc.disable()  # objects of earlier tests may be freed in the middle of it
     try:
         assert_follows(heap.read, n_bytes)
     finally:
@@ -53,7 +53,7 @@ class Function:
         return _Mallinfo2(uordblks=on_heap, hblkhd=mapped, fordblks=10**9, arena=10**9)
 
 
-def test_blocks_with_a_mapping_of_their_own_count_along() -> None:
+def test_blocks_with_a_mapping_of_their_own_are_counted_too() -> None:
     heap, _ = c_heap(lambda: Function((10, 5), (2**20 + 10, 5), (7, 2**40)))
     assert heap is not None
     assert heap.read() == 2**40 + 7
@@ -81,8 +81,8 @@ def test_structure_is_that_of_the_c_library() -> None:
     assert ctypes.sizeof(_Mallinfo2) == 10 * ctypes.sizeof(ctypes.c_size_t)
 
 
-class Dear:
-    """A place whose reading takes its time."""
+class SlowPlace:
+    """A place that is slow to read."""
 
     def __init__(self, cost_ns: int) -> None:
         self.cost_ns, self.now_ns, self.n_reads = cost_ns, 0, 0
@@ -94,24 +94,24 @@ class Dear:
 
 
 @pytest.mark.parametrize(("cost_us", "n_reads"), [(1, 400), (500, 100), (40_000, 2)])
-def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int) -> None:
-    dear, cheap = Dear(1000 * cost_us), Dear(0)
-    watch = GrowthWatch({"heap": dear.read, "host": cheap.read}, dict, lambda: dear.now_ns, lambda f: f())
+def test_slow_place_is_read_rarely_and_others_as_often_as_before(cost_us: int, n_reads: int) -> None:
+    slow, cheap = SlowPlace(1000 * cost_us), SlowPlace(0)
+    watch = GrowthWatch({"heap": slow.read, "host": cheap.read}, dict, lambda: slow.now_ns, lambda f: f())
     watch._has_snapshot_of_attributes = True
     n_steps = 5000
     for step in range(n_steps):
         if step >= watch.next_step:
             watch.observe(step)
-    assert dear.n_reads <= n_reads
-    assert dear.now_ns <= FREE_NS + growth.COST_NS_PER_STEP * n_steps + dear.cost_ns
+    assert slow.n_reads <= n_reads
+    assert slow.now_ns <= FREE_NS + growth.COST_NS_PER_STEP * n_steps + slow.cost_ns
     assert cheap.n_reads >= 50
-    assert watch.one_time_ns <= FREE_NS + dear.cost_ns
+    assert watch.one_time_ns <= FREE_NS + slow.cost_ns
     assert (watch.one_time_ns > 0) == (cost_us >= 50)
 
 
 def test_readings_are_spread_over_the_first_steps_when_they_are_expensive() -> None:
-    dear = Dear(2_000_000)
-    watch = GrowthWatch({"heap": dear.read}, dict, lambda: dear.now_ns, lambda f: f())
+    slow = SlowPlace(2_000_000)
+    watch = GrowthWatch({"heap": slow.read}, dict, lambda: slow.now_ns, lambda f: f())
     watch._has_snapshot_of_attributes = True
     for step in range(200):
         if step >= watch.next_step:

@@ -105,7 +105,7 @@ def test_phases_hold_what_was_allocated_after_each_when_steps_are_sampled() -> N
     assert (device.alloc_retries, device.ooms) == (0, 0)
 
 
-def test_peak_is_laid_at_the_phase_that_raised_it_and_never_reset() -> None:
+def test_peak_is_attributed_to_the_phase_that_raised_it_and_never_reset() -> None:
     training = Training()
     training.step(4, GIB)
     training.step(4, 2 * GIB)
@@ -223,7 +223,7 @@ def test_headroom_follows_the_line_when_batches_differ() -> None:
 # -- small readers ------------------------------------------------------------
 
 
-def test_torch_statistics_are_read_as_they_come_nested() -> None:
+def test_nested_statistics_of_torch_are_read() -> None:
     statistics = {
         "allocated_bytes": {"all": {"current": 1, "peak": 2}},
         "reserved_bytes": {"all": {"current": 3, "peak": 4}},
@@ -240,7 +240,7 @@ def test_cpu_has_no_allocator_and_a_reason() -> None:
     assert "resident memory" in reason
 
 
-def test_peak_of_an_earlier_phase_is_not_laid_at_a_later_step() -> None:
+def test_peak_of_an_earlier_phase_is_not_attributed_to_a_later_step() -> None:
     device = FakeAllocator()
     readings = PhaseReadings(device, _Nothing())  # type: ignore[arg-type]
     device.allocate(GIB)

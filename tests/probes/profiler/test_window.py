@@ -74,7 +74,7 @@ def doctor(tmp_path: Path, schedule: Any, **profiler: Any) -> PerfDoctor:
     return PerfDoctor(schedule=schedule, profiler=profiler, out_dir=tmp_path / "out", reports=("json",))
 
 
-def stands(session: Session) -> list[tuple[str, int, int]]:
+def outcomes(session: Session) -> list[tuple[str, int, int]]:
     return [(window.status, window.first_step, window.n_steps) for window in session.windows]
 
 
@@ -92,7 +92,7 @@ def stands(session: Session) -> list[tuple[str, int, int]]:
 )
 def test_windows_open_at_their_steps_when_scheduled(fit, tmp_path, schedule, options, n, expected):
     session = fit(doctor(tmp_path, schedule, **options), n)
-    assert stands(session) == [("recorded", first, schedule[2]) for first in expected]
+    assert outcomes(session) == [("recorded", first, schedule[2]) for first in expected]
     assert all(len(window.trace.steps) == schedule[2] for window in session.windows)
     assert all(window.cost_s > 0 for window in session.windows)
     assert len(list((tmp_path / "out").rglob("*.pt.trace.json.gz"))) == len(expected)
@@ -101,7 +101,7 @@ def test_windows_open_at_their_steps_when_scheduled(fit, tmp_path, schedule, opt
 @pytest.mark.parametrize(("n", "n_active"), [(4, 0), (7, 0), (9, 1)])
 def test_window_is_incomplete_when_the_run_is_shorter_than_the_schedule(fit, tmp_path, n, n_active):
     session = fit(doctor(tmp_path, (5, 2, 3, 1)), n)
-    ((status, _, n_steps),) = stands(session)
+    ((status, _, n_steps),) = outcomes(session)
     assert (status, n_steps) == ("incomplete", n_active)
     assert "PD907" in {finding.code for finding in session.findings}
     assert active_profiler() is None
@@ -120,7 +120,7 @@ def test_window_fails_and_everything_is_put_back_when_the_training_raises_inside
     watched = doctor(tmp_path, (5, 2, 3, 1))
     with pytest.raises(RuntimeError, match="boom"):
         fit(watched, 30, Raises())
-    ((status, _, _),) = stands(watched.session)
+    ((status, _, _),) = outcomes(watched.session)
     assert status == "failed"
     assert "RuntimeError ended the run" in watched.session.windows[0].reason
     assert active_profiler() is None
@@ -256,7 +256,7 @@ def test_window_opens_when_the_user_asks_for_it(fit, tmp_path):
                 watched.profile_now()
 
     session = fit(watched, 30, Asks())
-    assert stands(session) == [("recorded", 3, 2), ("recorded", 11, 2)]
+    assert outcomes(session) == [("recorded", 3, 2), ("recorded", 11, 2)]
     assert [window.reason.split(";")[0] for window in session.windows] == ["requested", "by schedule"]
 
 
@@ -274,7 +274,7 @@ def test_window_opens_at_the_next_step_when_nothing_else_attends_to_it(fit, tmp_
             if batch_idx == 20:
                 watched.profile_now()
 
-    assert stands(fit(watched, 40, Asks())) == [("recorded", 22, 2)]
+    assert outcomes(fit(watched, 40, Asks())) == [("recorded", 22, 2)]
 
 
 def test_window_opens_again_at_the_step_after_validation_when_nothing_else_attends_to_it(tmp_path, monkeypatch):

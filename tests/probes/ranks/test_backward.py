@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .made_up import Steps
+from .synthetic import Steps
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -63,7 +63,7 @@ def test_most_parameters_without_a_gradient_count() -> None:
     assert steps.watch.n_unused == 2
 
 
-def test_parameters_may_be_frozen_and_thawed_during_the_run() -> None:
+def test_parameters_may_be_frozen_and_unfrozen_during_the_run() -> None:
     steps = Steps()
     steps.spare.requires_grad_(False)
     for _ in range(30):

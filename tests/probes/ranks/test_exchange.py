@@ -7,7 +7,7 @@ import pytest
 
 from lightning_perf.probes.ranks.exchange import Exchange
 
-from .made_up import summary
+from .synthetic import summary
 
 
 class FakeStore:

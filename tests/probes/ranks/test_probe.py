@@ -15,7 +15,7 @@ from lightning_perf.probes.ranks.probe import RankProbe
 from lightning_perf.records import NamedTime, StageTimes, combine_ranks
 from lightning_perf.run import DoctorRun
 
-from .made_up import steady, summary
+from .synthetic import steady, summary
 
 
 class FakeProbe(Probe):

@@ -8,7 +8,7 @@ import pytest
 from lightning_perf.probes.ranks.probe import rank_summary
 from lightning_perf.records import NamedTime
 
-from .made_up import Steps, steady
+from .synthetic import Steps, steady
 
 
 def broadcast(share: float) -> NamedTime:
