@@ -73,7 +73,7 @@ class Autopilot:
         trainer: The Trainer.
         probes: The probes of the run, which time the steps.
         live: Switches treatments.
-        taken: Ids of treatments that are applied without a try.
+        taken: Ids of treatments that ``apply`` names, which are not tried.
         on_decision: Called on rank 0 with a decision as one line, or None when a try begins.
     """
 

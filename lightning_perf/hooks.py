@@ -112,7 +112,7 @@ class DoctorHooks(UserLoop, Results):
             setattr(cls, "state_key", cls.__qualname__)  # noqa: B010 - a property to a type checker
 
     def _forget(self) -> None:
-        """Reset the state before a run: results of one run are no diagnosis of the next."""
+        """Reset the state before a run, so that it never shows the results of an earlier one."""
         self.session: Session | None = None
         self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None

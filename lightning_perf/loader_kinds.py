@@ -1,4 +1,4 @@
-"""Training loaders of other libraries: what users write, and why arguments of a loader cannot be changed.
+"""Training loaders of other libraries: how users make them, and why arguments of a loader cannot be changed.
 
 Classes are recognized by package and name, so that no library is imported.
 """

@@ -231,7 +231,7 @@ class DoctorRun:
         self.probes.notify("before_report", True)
         if not self._trainer.fast_dev_run:
             self.probes.call("replay", self._replay)
-        # Time stays left out from here on: what follows happens once per run, such as moving the module to the host.
+        # Time stays excluded from here on: what follows happens once per run, such as moving the module to the host.
         self.probes.notify("training_ends")
         self._share(is_last=True)
 

@@ -20,8 +20,8 @@ NEVER = 1 << 62
 FIRST_SAMPLED_STEP = 11
 SAMPLES_KEPT = 64
 FEW_STEPS, _MANY_STEPS = 7, 97
-"""Steps from one sample by a device's events to the next: of the first samples, and later. No usual number of
-accumulated batches divides them."""
+"""Steps between two samples by a device's events: at first, and later. Primes, so that no usual number of accumulated
+batches divides them."""
 
 _N_FIRST_SAMPLES = 16
 

@@ -16,7 +16,7 @@ def tap_end_of_run(end: Callable[[], None], undos: Undos) -> None:
 
     Lightning calls no hook of a callback that was removed from ``trainer.callbacks`` meanwhile, or that comes after one
     whose ``on_exception`` raised. The frame of the entry point has the only reference to a bound method of the Trainer:
-    when that is freed, the run is over. An exception that is kept by someone keeps its frames too.
+    when that is freed, the run is over. Code that keeps an exception also keeps its frames, and so delays ``end``.
 
     ``end`` is called in whichever thread frees the frame, and must not raise. Does nothing if the entry point is not
     among the callers.

@@ -20,7 +20,7 @@ COST_NS_PER_STEP = 500
 """Average cost per step of readings; slower readings are made less often."""
 
 FREE_READINGS = 40
-"""Number of first readings whose cost does not delay the next one, to find a leak within 200 steps."""
+"""The cost of this many first readings does not delay the next one, so that a leak is found within 200 steps."""
 
 FREE_NS = 40 * 10**6
 """Time budget for the readings of one place, besides ``COST_NS_PER_STEP``; it grows to this over ``FREE_STEPS`` steps.

@@ -29,7 +29,7 @@ FIRST_SAMPLED_STEPS = (1, 2)
 """The first step allocates what later ones reuse; the next ones show where the peak rises."""
 
 MOST_WITHOUT_HEAP = 8
-"""Readings of the host in a row for which reading the heap took too long; a single slow one is made up for sooner."""
+"""After so many readings of the host in a row for which the heap was too slow to read, it is no longer read."""
 
 SAMPLE_EVERY = 50
 _SAMPLES_BEFORE_RARER = 8  # after so many samples the distance between them doubles

@@ -1,4 +1,4 @@
-"""Decide when profiler windows open: by schedule, when needed, or on demand. ``profiler_recording`` records them."""
+"""Decide when profiler windows open: by schedule, when needed, or on demand. ``recording.py`` records them."""
 
 import math
 import time

@@ -18,8 +18,8 @@ class BackwardWatch:
 
     DistributedDataParallel starts collectives while gradients are computed and waits for them at the end of backward:
     time after the last gradient is waiting, for the network and for slower ranks. Several backward passes of a step
-    (manual optimization, closures of optimizers) are added up. On an idle device, other callbacks in
-    ``on_after_backward`` before this one look like waiting too. Without ``make_event`` the host computes. Which
+    (manual optimization, closures of optimizers) are added up. On an idle device, the time of other callbacks'
+    ``on_after_backward`` that run before this one counts as waiting too. ``make_event`` is None on a CPU. Which
     parameters are trained is checked in each sampled step.
     """
 

@@ -18,11 +18,11 @@ _COUNTS_AT = (12, 32, 132, 1032)
 """Steps before which hooks are counted: none of them is sampled with hooks of PerfDoctor's own."""
 
 _LEAST_PER_STEP, _LEAST_ADDED = 0.5, 10
-"""Hooks added to one module, at least, per step and in all."""
+"""Fewest hooks added to one module that are reported: per step, and in total."""
 
 _LEAST_PER_EPOCH, _LEAST_EQUAL = 0.5, 3
-"""Hooks added to one module, at least, per epoch, and those of them that run the same code: a callback may add others
-before each epoch and remove them."""
+"""Fewest hooks added to one module per epoch that are reported, and fewest of them with the same code: a callback may
+add hooks before each epoch and remove them after it."""
 
 _SLOW_NS = 10**6
 """A count that takes longer leaves its step out of the statistics: going through thousands of modules takes tens of
@@ -91,7 +91,7 @@ def _n_hooks(root: nn.Module) -> dict[tuple[str, str], int]:
 
 
 def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
-    """Return the hooks of the module that got most of them; None if none got more in most steps or epochs."""
+    """Return the hooks of the module to which most were added; None if few steps or epochs add hooks."""
     added = {place: n - first.n_by_place.get(place, 0) for place, n in last.n_by_place.items()}
     place = max(added, key=added.__getitem__, default=("", ""))
     n_added = added.get(place, 0)
