@@ -284,7 +284,7 @@ class RunReports:
                 _log.debug("writing %s failed: %s", name, error)
         live = [rank.rank for rank in hang.ranks if rank.age_s < hang.limit_s]
         if "console" in self._active() and trainer.global_rank == min(live, default=0):
-            place = console_report.short_path(self.folder / name) if hang.file else None
+            place = console_report.short_path(self._place_of(self.folder / name)) if hang.file else None
             shown = hang_text(msgspec.structs.replace(hang, file=place), step)
             console_report.emit(shown, display=seams.live_display(trainer))
         return hang

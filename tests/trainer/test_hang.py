@@ -144,10 +144,11 @@ def test_line_in_the_worker_is_named_when_a_worker_deadlocks(make_trainer: Make,
     assert workers._output is None
 
 
-def test_file_is_at_the_url_while_the_training_hangs(make_trainer: Make) -> None:
+def test_file_is_at_the_url_while_the_training_hangs(make_trainer: Make, capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
     url = any_path(f"memory://hang-{time.monotonic_ns()}")
     described(make_trainer, url, lambda: ours.send(b"x"), Model(theirs))
+    assert f"{url / 'hang.txt'}" in "".join(capfd.readouterr().out.split())
 
 
 RANKS = """
