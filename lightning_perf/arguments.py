@@ -2,9 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.profiler.recording import WindowOptions
@@ -24,19 +24,46 @@ CONSOLE = ("brief", "full", "off")
 CONSOLE_VARIABLE = "LIGHTNING_PERF_CONSOLE"
 
 
-def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
-    if schedule is None or schedule == "auto":
-        return schedule  # type: ignore[no-any-return]
-    expected = 'expected "auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)'
-    is_steps = _is_list_of(schedule, lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0)
-    if not is_steps or len(schedule) not in (3, 4) or schedule[2] < 1:
-        raise ConfigError(f"schedule={schedule!r}: {expected}")
-    return tuple(schedule)
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a value can be used, and what is expected."""
 
 
+def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_valid, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def whole(least: int) -> Check:
+    return lambda v: _is_whole(v) and v >= least, f"a whole number of at least {least}"
+
+
+FLAG: Check = (lambda v: isinstance(v, bool), "True or False")
+FUNCTION: Check = (lambda v: v is None or callable(v), "a function of a batch, or None")
+PROBE_DATA: Check = (lambda v: isinstance(v, bool) or v == "auto", "True, False or 'auto'")
+AUTOPILOT: Check = (lambda v: v in (None, "exact", "numerics"), "'exact', 'numerics' or None")
+RUN_REPORTS: Check = (
+    lambda v: _is_list_of(v, lambda report: report in KNOWN_REPORTS),
+    f"a list of some of {', '.join(map(repr, KNOWN_REPORTS))}",
+)
+CODES: Check = (
+    lambda v: v is None or _is_list_of(v, _is_text),
+    'a list of rule codes or prefixes, e.g. ["PD1", "PD502"]',
+)
+_CONSOLE: Check = (lambda v: v in CONSOLE, f"one of {', '.join(map(repr, CONSOLE))}")
+_SCHEDULE: Check = (
+    lambda v: _is_list_of(v, lambda n: _is_whole(n) and n >= 0) and len(v) in (3, 4) and v[2] >= 1,
+    '"auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)',
+)
+_TREATMENTS: Check = (lambda v: _is_list_of(v, _is_text), 'a list of treatments, e.g. ["loader-workers"]')
 _STAGES = ("fit", "validate", "test", "predict")
-
-_PROFILER_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_PROFILER_OPTIONS: dict[str, Check] = {
     "ranks": (
         lambda v: v == "all" or (_is_list_of(v, lambda rank: type(rank) is int and rank >= 0) and len(v) > 0),
         '"all" or a list of at least one rank',
@@ -52,6 +79,19 @@ _PROFILER_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """For each option that is not a flag, its check and what it expects."""
 
 
+def checked(name: str, value: Any, check: Check) -> Any:
+    """Return a value that can be used, a list as a tuple."""
+    is_valid, expected = check
+    if not is_valid(value):
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
+    is_choice = schedule is None or schedule == "auto"
+    return schedule if is_choice else checked("schedule", schedule, _SCHEDULE)  # type: ignore[no-any-return]
+
+
 def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> WindowOptions | None:
     """Return the options of profiler windows; None if no window may open."""
     options = {} if profiler is None else profiler
@@ -59,53 +99,16 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
     known = [name for name in WindowOptions._fields if name not in scheduled]
     if not isinstance(options, dict) or not set(options) <= set(known):
         raise ConfigError(f"profiler={profiler!r}: expected a dict with some of {', '.join(known)}, or None")
-    for name, value in options.items():
-        is_valid, expected = _PROFILER_OPTIONS.get(name, (lambda v: isinstance(v, bool), "True or False"))
-        if not is_valid(value):
-            raise ConfigError(f"profiler[{name!r}]={value!r}: expected {expected}")
+    options = {
+        name: checked(f"profiler[{name!r}]", value, _PROFILER_OPTIONS.get(name, FLAG))
+        for name, value in options.items()
+    }
     if options.get("export_stacks") and not options.get("with_stack"):
         raise ConfigError("profiler['export_stacks']=True: expected 'with_stack': True beside it, which records stacks")
     if schedule is None:
         return None
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
-    }
     timing: dict[str, Any] = {} if schedule == "auto" else dict(zip(scheduled, schedule, strict=False))
-    return WindowOptions(**{**timing, **tuples})
-
-
-def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(is_valid, value))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def checked_whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
-    return value
-
-
-def checked_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: expected True or False")
-    return value
-
-
-def checked_function(name: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name}={value!r}: expected a function of a batch, or None")
-    return value
-
-
-def checked_probe_data(value: Any) -> bool | Literal["auto"]:
-    if isinstance(value, bool):
-        return value
-    if value != "auto":
-        raise ConfigError(f"probe_data={value!r}: expected True, False or 'auto'")
-    return "auto"
+    return WindowOptions(**timing, **options)
 
 
 def checked_path(value: Any) -> AnyPath | None:
@@ -123,49 +126,25 @@ def checked_path(value: Any) -> AnyPath | None:
     return path
 
 
-def checked_reports(reports: Any) -> tuple[str, ...]:
-    if not _is_list_of(reports, lambda report: report in KNOWN_REPORTS):
-        raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, KNOWN_REPORTS))}")
-    return tuple(reports)
-
-
 def checked_console(console: Any) -> str:
     """Return how much the console shows; None means the environment's choice, else ``"brief"``."""
     name, value = "console", console
     if console is None:
         name, value = CONSOLE_VARIABLE, os.environ.get(CONSOLE_VARIABLE) or CONSOLE[0]
-    if value not in CONSOLE:
-        raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, CONSOLE))}")
-    return str(value)
-
-
-def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
-    if codes is None:
-        return None
-    if not _is_list_of(codes, _is_text):
-        raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
-    return tuple(codes)
+    return str(checked(name, value, _CONSOLE))
 
 
 def checked_apply(treatments: Any) -> tuple[str, ...]:
     """Return the treatments to apply between epochs, by the names given."""
-    if not _is_list_of(treatments, _is_text):
-        raise ConfigError(f'apply={treatments!r}: expected a list of treatments, e.g. ["loader-workers"]')
-    for spec in parse_all(treatments):
+    names: tuple[str, ...] = checked("apply", treatments, _TREATMENTS)
+    for spec in parse_all(names):
         if not spec.treatment.is_live:
             live = ", ".join(treatment.id for treatment in all_treatments() if treatment.is_live)
             raise ConfigError(
                 f"apply={spec.text!r}: it cannot be applied between epochs, only before the training starts, "
                 f"e.g. by lightning-perf run --with {spec.text}; expected some of {live}"
             )
-    return tuple(treatments)
-
-
-def checked_autopilot(safety: Any) -> Literal["exact", "numerics"] | None:
-    """Return what the autopilot may change; None if there is none."""
-    if safety not in (None, "exact", "numerics"):
-        raise ConfigError(f"autopilot={safety!r}: expected 'exact', 'numerics' or None")
-    return safety  # type: ignore[no-any-return]
+    return names
 
 
 def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:

@@ -87,18 +87,18 @@ class DoctorHooks(UserLoop, Results):
         self.options = checked_options(options, **deprecated)
         self.schedule = arguments.checked_schedule(schedule)
         self.window_options = arguments.checked_window(self.schedule, self.options.profiler)
-        self.reports = arguments.checked_reports(reports)
+        self.reports: tuple[str, ...] = arguments.checked("reports", reports, arguments.RUN_REPORTS)
         self.console = arguments.checked_console(console)
         if self.console == "off":
             self.reports = tuple(report for report in self.reports if report != "console")
         self.out_dir = arguments.checked_path(out_dir)
-        self.probe_data = arguments.checked_probe_data(probe_data)
-        self.select = arguments.checked_codes("select", select)
-        self.ignore = arguments.checked_codes("ignore", ignore)
+        self.probe_data: Any = arguments.checked("probe_data", probe_data, arguments.PROBE_DATA)
+        self.select: tuple[str, ...] | None = arguments.checked("select", select, arguments.CODES)
+        self.ignore: tuple[str, ...] | None = arguments.checked("ignore", ignore, arguments.CODES)
         check_codes(self.select, self.ignore)
         self.rates = arguments.checked_rates(self.options.price_per_hour, self.options.gco2_per_kwh)
         self.apply = arguments.checked_apply(apply)
-        self.autopilot = arguments.checked_autopilot(autopilot)
+        self.autopilot: Any = arguments.checked("autopilot", autopilot, arguments.AUTOPILOT)
         self._forget()
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -74,14 +74,14 @@ class DoctorOptions:
 
     def __post_init__(self) -> None:
         """Check each option."""
-        arguments.checked_whole("every_n_epochs", self.every_n_epochs, least=1)
-        arguments.checked_whole("module_depth", self.module_depth, least=0)
+        arguments.checked("every_n_epochs", self.every_n_epochs, arguments.whole(least=1))
+        arguments.checked("module_depth", self.module_depth, arguments.whole(least=0))
         for field in dataclasses.fields(self):
             if field.type is bool:
-                arguments.checked_flag(field.name, getattr(self, field.name))
+                arguments.checked(field.name, getattr(self, field.name), arguments.FLAG)
         arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
-        for name in ("batch_size_fn", "tokens_fn"):
-            arguments.checked_function(name, getattr(self, name))
+        arguments.checked("batch_size_fn", self.batch_size_fn, arguments.FUNCTION)
+        arguments.checked("tokens_fn", self.tokens_fn, arguments.FUNCTION)
         arguments.checked_window(None, self.profiler)
         arguments.checked_rates(self.price_per_hour, self.gco2_per_kwh)
 

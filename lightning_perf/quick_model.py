@@ -12,7 +12,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
 
-from lightning_perf.arguments import checked_flag, checked_whole
+from lightning_perf.arguments import FLAG, checked, whole
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.memory.breakdown import ModelMemory
 from lightning_perf.probes.model import ceilings as ceilings_probe
@@ -107,10 +107,10 @@ def measure_ceilings(device: str | torch.device = "cpu", *, again: bool = False)
     Raises:
         ConfigError: There is no such device.
     """
-    checked = _checked_device(device)
+    found = _checked_device(device)
     if again:
-        ceilings_probe.forget(checked)
-    return ceilings_probe.measured(checked)
+        ceilings_probe.forget(found)
+    return ceilings_probe.measured(found)
 
 
 def quick_profile(
@@ -306,10 +306,10 @@ def _checked_device(device: Any) -> torch.device:
 def _check(model: Any, train: Any, loss: Any, depth: Any, seconds: Any, ceilings: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
-    checked_flag("train", train)
-    checked_flag("ceilings", ceilings)
+    checked("train", train, FLAG)
+    checked("ceilings", ceilings, FLAG)
     if loss is not None and not callable(loss):
         raise ConfigError(f"loss={loss!r}: expected a function from the model's output to a number, or None")
-    checked_whole("depth", depth, least=1)
+    checked("depth", depth, whole(least=1))
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 3600:
         raise ConfigError(f"seconds={seconds!r}: expected a number above 0")
