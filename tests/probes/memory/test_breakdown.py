@@ -145,14 +145,14 @@ def test_averaged_copy_counts_when_a_callback_holds_it() -> None:
     assert record.copies_bytes == F32 * N_WEIGHTS
 
 
-def test_states_are_not_known_when_the_optimizer_is_a_strange_one_without_steps() -> None:
-    class Strange(torch.optim.SGD):
+def test_states_are_not_known_when_an_unknown_optimizer_has_made_no_step() -> None:
+    class Unknown(torch.optim.SGD):
         pass
 
     module = mlp()
-    record = ModelMemory(module, [Strange(module.parameters(), lr=0.1)], torch.device("cpu")).record()
+    record = ModelMemory(module, [Unknown(module.parameters(), lr=0.1)], torch.device("cpu")).record()
     assert record.optimizer_bytes is None
-    assert "Strange" in record.optimizer_basis
+    assert "Unknown" in record.optimizer_basis
 
 
 def test_local_shards_count_when_parameters_are_distributed(tmp_path: Any) -> None:
@@ -264,10 +264,10 @@ def test_forward_with_a_functional_transform_runs_and_is_reported_as_not_measure
     assert torch.autograd.graph.disable_saved_tensors_hooks is before
 
 
-# -- the quick look ------------------------------------------------------------
+# -- memory_breakdown ------------------------------------------------------------
 
 
-def test_quick_look_leaves_module_and_random_numbers_as_they_were() -> None:
+def test_memory_breakdown_leaves_module_and_random_numbers_as_they_were() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     before = copy.deepcopy(module.state_dict())
     state = torch.get_rng_state()
@@ -278,7 +278,7 @@ def test_quick_look_leaves_module_and_random_numbers_as_they_were() -> None:
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in module.modules())
 
 
-def test_quick_look_reads_as_a_table() -> None:
+def test_memory_breakdown_prints_as_a_table() -> None:
     module = mlp()
     text = str(memory_breakdown(module, torch.optim.AdamW(module.parameters()), torch.randn(BATCH, IN)))
     assert "activations" in text

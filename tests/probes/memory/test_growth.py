@@ -142,11 +142,11 @@ def test_heap_diff_holds_on_to_nothing_that_it_saw() -> None:
     assert len(gc.get_referrers(model.losses)) == before
 
 
-# -- the watch ------------------------------------------------------------
-
-
 def test_container_that_another_thread_emptied_meanwhile_is_no_suspect() -> None:
     assert _suspect(deque(), n_added=40, n_steps=30) is None
+
+
+# -- the watch ------------------------------------------------------------
 
 
 class NoHeapDiff:
@@ -190,7 +190,7 @@ def test_leak_is_seen_within_200_steps_when_readings_are_noisy(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.usefixtures("without_heap_diff")
-def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
+def test_no_leak_is_reported_when_tensors_come_and_go(seed: int) -> None:
     rng = np.random.default_rng(seed)
     level = np.zeros(2000)
     held = 0.0
@@ -240,7 +240,7 @@ def test_readings_halve_when_they_are_full() -> None:
     assert readings.steps == list(range(0, MAX_READINGS, 2))
 
 
-def test_nothing_is_read_for_the_look_at_attributes() -> None:
+def test_nothing_is_read_for_the_snapshot_of_attributes() -> None:
     n_read = 0
 
     def read() -> int:
@@ -250,14 +250,14 @@ def test_nothing_is_read_for_the_look_at_attributes() -> None:
 
     model = Model()
     watch = GrowthWatch({"heap": read}, lambda: roots_of(model, (), []), lambda: 0, lambda do: do())
-    n_looks = 0
+    n_observed = 0
     for step in range(1, 100):
         model.losses.append(model.loss())
         if step >= watch.next_step:
             watch.observe(step)
-            n_looks += 1
+            n_observed += 1
     assert [suspect.name for suspect in watch.held_graphs] == ["Model.losses"]
-    assert n_read == n_looks
+    assert n_read == n_observed
 
 
 def test_tuple_that_another_thread_fills_is_not_held_when_objects_are_listed() -> None:

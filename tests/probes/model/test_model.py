@@ -181,7 +181,7 @@ def test_optimizer_supports_no_fusing_when_parameters_are_complex() -> None:
     assert read_optimizer(optimizer).supports_fused is False
 
 
-def test_optimizer_is_read_through_when_lightning_wraps_it() -> None:
+def test_optimizer_inside_lightnings_wrapper_is_read() -> None:
     inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     assert read_optimizer(SimpleNamespace(optimizer=inner)).class_name == "SGD"
 
@@ -310,7 +310,7 @@ def test_watch_gives_up_unused_gradients_when_another_optimizer_never_steps() ->
     assert loop.watch._unused.summary(module, optimizers) == {}
 
 
-def test_nothing_is_said_about_gradients_when_one_batch_takes_many_steps() -> None:
+def test_nothing_is_reported_about_gradients_when_one_batch_takes_many_steps() -> None:
     loop, module = Loop(), backbone_and_head()
     backbone, head = module["net"]["backbone"], module["net"]["head"]
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)

@@ -206,7 +206,7 @@ def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_p
             if torch.autograd._profiler_enabled():
                 time.sleep(SLOW_S)
 
-    # Looking at memory, arithmetic and code leaves out steps of its own.
+    # Probes of memory, operations and modules exclude steps of their own.
     watching = PerfDoctor(
         schedule=(40, 2, 3, 1),
         out_dir=tmp_path / "out",
@@ -266,7 +266,7 @@ def windows_only(tmp_path: Path, schedule: Any) -> PerfDoctor:
     return PerfDoctor(schedule=schedule, out_dir=tmp_path / "out", reports=("json",), **off)
 
 
-def test_window_opens_at_the_next_step_when_nothing_else_attends_to_it(fit, tmp_path):
+def test_window_opens_at_the_next_step_when_no_other_probe_observes_it(fit, tmp_path):
     watched = windows_only(tmp_path, (100, 1, 2, 1))
 
     class Asks(Callback):
@@ -277,7 +277,7 @@ def test_window_opens_at_the_next_step_when_nothing_else_attends_to_it(fit, tmp_
     assert outcomes(fit(watched, 40, Asks())) == [("recorded", 22, 2)]
 
 
-def test_window_opens_again_at_the_step_after_validation_when_nothing_else_attends_to_it(tmp_path, monkeypatch):
+def test_window_opens_again_at_the_step_after_validation_when_no_other_probe_observes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     watching = windows_only(tmp_path, (17, 1, 4, 1))
     trainer = Trainer(
@@ -433,7 +433,7 @@ def run_steps(probe: WindowProbe, n: int) -> None:
         one_step(probe)
 
 
-def test_auto_opens_one_window_when_the_run_can_pay_for_it(made):
+def test_auto_opens_one_window_when_the_run_is_long_enough(made):
     loop = FakeLoop()
     probe = made(loop)
     run_steps(probe, 60)
@@ -467,7 +467,7 @@ def test_window_ends_when_recording_slows_a_step_down(fit, tmp_path, monkeypatch
     assert "ended early" in window.reason
 
 
-def test_auto_opens_none_when_the_run_is_too_short_to_pay(made):
+def test_auto_opens_none_when_the_run_is_too_short(made):
     # 0.3 s and three steps of 0.01 s are 1 % of 33 s.
     short, long = made(FakeLoop(wall_s=32.9)), made(FakeLoop(wall_s=33.1))
     run_steps(short, 500)
@@ -500,7 +500,7 @@ def test_auto_opens_no_other_when_the_step_changes_for_a_moment_only(made):
     assert len(probe.windows) == 1
 
 
-def test_auto_opens_no_other_when_the_time_so_far_cannot_pay_for_it(made, monkeypatch):
+def test_auto_opens_no_other_when_too_little_time_has_passed(made, monkeypatch):
     monkeypatch.setattr(FakeRecording, "cost_s", 0.5)
     loop = FakeLoop()  # promises to run for days
     probe = made(loop)
