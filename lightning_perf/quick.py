@@ -116,7 +116,12 @@ def call(module: nn.Module, batch: Any, argument: str) -> Any:
 def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore buffers (running statistics), gradients and random number generators afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if not is_lazy(buffer)}
+    buffers = [
+        (owner, name, buffer, buffer.detach().clone())
+        for owner in module.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if not is_lazy(buffer)
+    ]
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -125,6 +130,6 @@ def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
+            for owner, name, buffer, value in buffers:
+                buffer.copy_(value)
+                owner._buffers[name] = buffer  # which the pass may have replaced

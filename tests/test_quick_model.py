@@ -81,6 +81,25 @@ def test_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+def test_buffer_that_the_forward_pass_replaces_is_restored() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("mask", torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.mask) < len(x):
+                self.mask = torch.ones(len(x), 1)
+            return self.layer(x) * self.mask
+
+    model = Masked()
+    mask = model.mask
+    profiled(model, torch.randn(8, 3))
+    assert model.mask is mask
+    assert torch.equal(mask, torch.ones(1))
+
+
 def test_lazy_modules_are_initialized_and_profiled() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
     assert profiled(model, torch.randn(8, 16)).forward_flops == 2 * 8 * 16 * 4
