@@ -61,13 +61,11 @@ class MemoryProbe(Probe):
         if self._allocator is None:
             self.missing["memory.devices"] = reason
         self._before = None if self._allocator is None else self._allocator.read()  # it counts since the process began
-        self._history: Any = None  # `torch.cuda.memory` while it records
+        self._history: Any = None  # `torch.cuda.memory`, until its recording is ended
         if run.options.memory_snapshot:
             self._history, reason = history_of(self._device)
             if self._history is None:
                 self.missing["memory.oom.history"] = reason
-            else:
-                self._history._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
         self._own = ResidentMemory(os.getpid())
         self._workers = WorkerMemory()
         readers: dict[str, Callable[[], int | None]] = {}
@@ -96,6 +94,10 @@ class MemoryProbe(Probe):
         self._host: HostMemory | None = None
         self._next_host_ns = 0
         self._oom: OutOfMemory | None = None
+
+    def start(self) -> None:
+        if self._history is not None:
+            self._history._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
 
     @property
     def next_step(self) -> int:

@@ -304,11 +304,24 @@ def test_history_gives_curve_and_sites_when_a_snapshot_is_read() -> None:
 class FakeCudaMemory:
     """``torch.cuda.memory`` with an empty history."""
 
-    def _record_memory_history(self, **settings: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.modes: list[str | None] = []
+
+    def _record_memory_history(self, enabled: str | None, **_: Any) -> None:
+        self.modes.append(enabled)
 
     def _snapshot(self) -> dict[str, Any]:
         return {"segments": [], "device_traces": []}
+
+
+def test_history_is_recorded_only_while_the_probe_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = FakeCudaMemory()
+    monkeypatch.setattr("lightning_perf.probes.memory.probe.history_of", lambda _: (memory, ""))
+    probe = Training(wants_history=True).probe
+    assert memory.modes == []  # an interrupt here would leave it on
+    probe.start()
+    probe.close()
+    assert memory.modes == ["all", None]
 
 
 @pytest.mark.parametrize(("world_size", "name"), [(1, "memory_snapshot.pickle"), (4, "memory_snapshot_rank3.pickle")])
