@@ -27,7 +27,7 @@ class Action(NamedTuple):
 _ACTION = re.compile(
     r"\[(?P<kind>Callback|LightningModule|LightningDataModule|Strategy)\](?P<who>.*)\.(?P<hook>\w+)", re.S
 )
-_FETCH = re.compile(r"\[\w+\]\.(?P<stage>train|val|validation|test|predict)(_dataloader)?_next")
+_FETCH = re.compile(r"\[\w+\]\.(train|val|test|predict)(_dataloader)?_next")
 _KINDS = {"Callback": "callback", "LightningModule": "module", "LightningDataModule": "datamodule",
           "Strategy": "strategy"}  # fmt: skip
 
@@ -35,8 +35,7 @@ _KINDS = {"Callback": "callback", "LightningModule": "module", "LightningDataMod
 def describe_action(trainer: Any, action_name: str) -> Action:
     """Parse an action's name; a name of unknown form is kind ``other``."""
     if match := _FETCH.fullmatch(action_name):
-        stage = match["stage"]
-        return Action("fetch", {"validation": "val"}.get(stage, stage), "next")
+        return Action("fetch", match[1], "next")
     if match := _ACTION.fullmatch(action_name):
         who, hook = match["who"], match["hook"]
         target = _callback_of(trainer.callbacks, who) if match["kind"] == "Callback" else None
