@@ -22,14 +22,6 @@ class SingleDeviceStrategy:
         self.root_device = root_device
 
 
-class _EpochLoop:
-    """The loop of an epoch's batches, for `seams.tap_epoch_iteration`."""
-
-    def on_run_start(self, function: Any, *args: Any) -> Any:
-        """Begin or end the iteration of a loader."""
-        return function(*args)
-
-
 class LoopTrainer:
     """Stand-in for the Trainer of a loop that has none; flags that only a Trainer has are None.
 
@@ -73,7 +65,8 @@ class LoopTrainer:
         self.log_dir = next((str(each.log_dir) for each in self.loggers if getattr(each, "log_dir", None)), None)
         self.default_root_dir = Path.cwd()
         self._logger_connector = SimpleNamespace()
-        self.fit_loop = SimpleNamespace(epoch_loop=_EpochLoop())
+        # `LoopRun` begins and ends the iteration of a loader by this method, for `seams.tap_epoch_iteration`.
+        self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(on_run_start=lambda call, *args: call(*args)))
         self.state = SimpleNamespace(fn="fit", stage="train")
         self.optimizers: list[Any] = []
         self.train_dataloader: Any = None

@@ -10,7 +10,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -293,16 +293,6 @@ class Step:
             self._run.left()
 
 
-class _FabricCallback:
-    """PerfDoctor in Fabric's callbacks: its own hooks take a Trainer, which ``fabric.call`` does not pass."""
-
-    def __init__(self, doctor: UserLoop) -> None:
-        self._doctor = doctor
-
-    def on_after_setup(self, fabric: Any, module: Any) -> None:
-        self._doctor.on_after_setup(fabric, module)
-
-
 class UserLoop:
     """PerfDoctor's methods for loops without a Trainer."""
 
@@ -359,7 +349,8 @@ class UserLoop:
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Watch a model that Fabric has set up."""
         self._fabric = weakref.ref(fabric)
-        seams.replace_callback(fabric, self, _FabricCallback(self))
+        # PerfDoctor's other hooks take a Trainer, which ``fabric.call`` does not pass.
+        seams.replace_callback(fabric, self, SimpleNamespace(on_after_setup=self.on_after_setup))
         self.watch(module)
 
     def _user_run(self, code: CodeType) -> LoopRun | None:
