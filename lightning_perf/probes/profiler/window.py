@@ -13,7 +13,7 @@ from lightning_perf import seams
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.records import Session, TraceRecord, Window
+from lightning_perf.records import Session, Window
 from lightning_perf.stats.changepoint import LevelWatch
 
 from .recording import Recording, WindowOptions, active_profiler, annotation_for, why_no_nsys
@@ -154,7 +154,7 @@ class WindowProbe(Probe):
         if recording is None:
             if not self.windows and not self.options.is_auto and self._step <= self._next_check:
                 reason = f"the run ended after {self._step} steps, the first window opens after {self._next_check}"
-                self.windows.append(_window(self._step, 0, "incomplete", reason, 0.0))
+                self.windows.append(_window(self._step, 0, "incomplete", reason))
             return
         cause = "the run ended" if error is None else f"{type(error).__name__} ended the run"
         self._give_up(recording, "incomplete" if error is None else "failed", f"{cause} inside the window")
@@ -173,7 +173,7 @@ class WindowProbe(Probe):
             return
         why_not = self._why_not()
         if why_not is not None:
-            self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {why_not}", 0.0))
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {why_not}"))
             self._next_check = self._planned_at = NEVER
             return
         self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
@@ -187,7 +187,7 @@ class WindowProbe(Probe):
                 self._recording.abandon()
                 self._recording = None
             self._loop.profiling(None)
-            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}"))
             self._next_check = self._planned_at = NEVER
 
     def _reason_to_open(self) -> str | None:
@@ -315,8 +315,7 @@ class WindowProbe(Probe):
         if self.options.emit == "nsys":
             reason = f"{recording.reason}; captured by nsys"
             return _window(recording.first_step, n_active, "recorded", reason, recording.cost_s)
-        status: Literal["recorded", "empty", "failed"] = "recorded"
-        reason, trace, file = recording.reason, None, None
+        status, reason, trace, file = "recorded", recording.reason, None, None
         if n_active < self.options.active:
             reason += "; ended early: recording slowed a step down"
         try:
@@ -340,7 +339,7 @@ class WindowProbe(Probe):
         if self._no_files is not None and status != "failed":
             reason = f"{reason}; {self._no_files}"
         cost_s = recording.cost_s + time.perf_counter() - started
-        return _window(recording.first_step, n_active, status, reason, cost_s, file, trace)
+        return _window(recording.first_step, n_active, status, reason, cost_s, file=file, trace=trace)
 
     def _export(self, recording: Recording) -> str | None:
         """Write the trace file and return its name; None if this one or an earlier one could not be written."""
@@ -354,15 +353,5 @@ class WindowProbe(Probe):
             return None
 
 
-def _window(
-    first_step: int,
-    n_steps: int,
-    status: Literal["recorded", "empty", "incomplete", "failed"],
-    reason: str,
-    cost_s: float,
-    file: str | None = None,
-    trace: TraceRecord | None = None,
-) -> Window:
-    return Window(
-        first_step=first_step, n_steps=n_steps, status=status, reason=reason, cost_s=cost_s, file=file, trace=trace
-    )
+def _window(first_step: int, n_steps: int, status: Any, reason: str, cost_s: float = 0.0, **content: Any) -> Window:
+    return Window(first_step=first_step, n_steps=n_steps, status=status, reason=reason, cost_s=cost_s, **content)
