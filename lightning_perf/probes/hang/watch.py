@@ -4,12 +4,15 @@ The thread reads counters of the training thread a few times per minute. It neve
 interval between two readings counts only up to a limit, so that a stopped process or a suspended machine is no hang.
 """
 
+import contextlib
 import linecache
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -20,10 +23,9 @@ from lightning_perf.probes.host_lines.calls import OwnCode, library_call, line_o
 from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
 from lightning_perf.probes.telemetry.processes import read_bytes
 from lightning_perf.probes.timeline.spans import OWN
-from lightning_perf.records import Hang
+from lightning_perf.records import Hang, RankState
+from lightning_perf.records.files import read_regular
 
-from .busy import busy_reason
-from .ranks import RankFiles
 from .workers import Workers
 
 MEDIAN_FACTOR = 20
@@ -37,6 +39,61 @@ _POLLS = 12  # per ``hang_after_s``
 _HEARTBEAT_POLLS = 6
 _WORKER_PHASES = ("data_wait", "epoch_boundary", "startup")
 _OURS = "lightning-perf"
+_TRIES, _RETRY_S = 5, 0.02  # of a rank's file, which may be read while it is written
+
+_BUSY = {
+    "a debugger": (
+        "pdb.", "bdb.", "ipdb.", "pudb.", "code.interact", "IPython.core.debugger.", "IPython.terminal.debugger.",
+        "IPython.terminal.embed.",
+    ),
+    "compiling": (
+        "torch._dynamo.convert_frame.", "torch._inductor.compile_fx.", "torch.utils.cpp_extension.", "triton.compiler.",
+    ),
+    "saving": ("torch.serialization.", "torch.distributed.checkpoint.", "safetensors."),
+}  # fmt: skip
+"""Prefixes of ``module.function`` on the stack of any thread: backward compiles in a thread of autograd's."""
+
+_IDE_DEBUGGERS = ("pydevd", "_pydevd", "debugpy")
+"""Prefixes on the training thread's stack only: these debuggers have threads of their own, which always wait."""
+
+_PROMPTS = ("getpass.", "ipykernel.kernelbase._input_request")
+
+
+class RankFiles:
+    """The states of the ranks, one small file each in the run's folder: a collective would hang as well."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._folder = folder / "hang_watch"  # a separate folder, because the last rank removes it
+        self._paths = [self._folder / f"rank{each}.json" for each in range(world_size)]
+        self._rank, self._own = rank, self._paths[rank]
+
+    def write(self, n_steps: int, phase: str, busy: str = "", where: str = "") -> None:
+        """Overwrite this rank's file. This is not atomic: a rename each time would load a shared disk."""
+        state = RankState(rank=self._rank, n_steps=n_steps, phase=phase, busy=busy, where=where)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._own.write_bytes(msgspec.json.encode(state))
+
+    def read(self) -> tuple[RankState, ...]:
+        """Return the states of all ranks that have written one."""
+        return tuple(state for state in map(self._state, self._paths) if state is not None)
+
+    def _state(self, path: Path) -> RankState | None:
+        for _ in range(_TRIES):
+            try:
+                state = msgspec.json.decode(read_regular(path), type=RankState)
+                return msgspec.structs.replace(state, age_s=max(0.0, time.time() - os.stat(path).st_mtime))
+            except OSError:
+                return None
+            except msgspec.DecodeError:  # read while it was written
+                time.sleep(_RETRY_S)
+        return None
+
+    def remove(self) -> None:
+        """Remove this rank's file, and the folder if nothing is left in it."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._own)
+            os.rmdir(self._folder)
 
 
 class HangWatch(Probe):
@@ -227,3 +284,28 @@ def _stack_text(name: str, frames: Sequence[Frame]) -> str:
     """Return a stack as text, innermost first."""
     entries = [(code.co_filename, line_of(code, offset), code.co_name, None) for code, offset, _ in frames]
     return "".join([f"Thread {name}\n", *traceback.format_list(entries)])
+
+
+def busy_reason(own: Sequence[Frame], others: Mapping[str, Sequence[Frame]]) -> str:
+    """Return why a training thread without progress does not hang; empty if it may hang.
+
+    ``own`` are its frames, innermost first, ``others`` those of all other threads.
+    """
+    called = _function_names(own)
+    if any(name.startswith(_IDE_DEBUGGERS) for name in called):
+        return "a debugger"
+    if any(name.startswith(_PROMPTS) for name in called) or _asks_for_input(own):
+        return "waiting for input"
+    for frames in others.values():
+        called += _function_names(frames)
+    return next((reason for reason, known in _BUSY.items() if any(name.startswith(known) for name in called)), "")
+
+
+def _function_names(frames: Sequence[Frame]) -> list[str]:
+    return [f"{names.get('__name__', '')}.{code.co_name}" for code, _, names in frames]
+
+
+def _asks_for_input(own: Sequence[Frame]) -> bool:
+    code, offset, names = own[0]
+    call = OwnCode(code, offset, line_of(code, offset), names).call
+    return call.rpartition(".")[2] == "input" or "stdin" in call

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes.hang import ranks, workers
-from lightning_perf.probes.hang.ranks import RankFiles
-from lightning_perf.probes.hang.watch import SLOW_FACTOR, HangWatch
+from lightning_perf.probes.hang import watch, workers
+from lightning_perf.probes.hang.watch import SLOW_FACTOR, HangWatch, RankFiles
 from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import Hang, RankState
@@ -342,7 +341,7 @@ def test_rank_is_read_again_when_it_was_writing_its_file(tmp_path: Path, monkeyp
     other = RankFiles(tmp_path, 1, 2)
     other.write(9, "forward")
     (tmp_path / "hang_watch" / "rank1.json").write_bytes(b"")
-    monkeypatch.setattr(ranks.time, "sleep", lambda _: other.write(10, "forward"))
+    monkeypatch.setattr(watch.time, "sleep", lambda _: other.write(10, "forward"))
     assert [one.n_steps for one in RankFiles(tmp_path, 0, 2).read()] == [10]
 
 
