@@ -1,11 +1,13 @@
 """Memory use of a module outside a run, for a notebook."""
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
@@ -114,7 +116,7 @@ def call(module: nn.Module, batch: Any, argument: str) -> Any:
 
 @contextmanager
 def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore buffers (running statistics), gradients and random number generators afterwards."""
+    """Restore buffers (running statistics), gradients and the generators of torch, Python and numpy afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [
         (owner, name, buffer, buffer.detach().clone())
@@ -123,10 +125,13 @@ def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
         if not is_lazy(buffer)
     ]
     devices = [device] if device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():

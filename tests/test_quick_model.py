@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from lightning_perf import ConfigError, measure_ceilings, memory_breakdown, quick_profile
+from lightning_perf.dataset_contents import python_random_states
 from lightning_perf.probes.model import ceilings
 from lightning_perf.records import Ceilings, ModelProfile
 
@@ -79,6 +82,16 @@ def test_model_is_left_as_it_was() -> None:
         assert torch.equal(gradient, value)
     assert model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_generators_of_python_and_numpy_are_restored() -> None:
+    class Draws(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * random.random() * float(np.random.rand())
+
+    before = python_random_states()
+    profiled(Draws(3, 1), torch.randn(8, 3))
+    assert python_random_states() == before
 
 
 def test_buffer_that_the_forward_pass_replaces_is_restored() -> None:
