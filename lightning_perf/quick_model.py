@@ -297,7 +297,7 @@ def _device_of(model: nn.Module, batch: Any) -> torch.device:
 def _checked_device(device: Any) -> torch.device:
     try:
         checked = torch.device(device)
-        torch.empty(1, device=checked)
+        torch.empty(1, device=checked).cpu()  # which a device without memory, such as "meta", refuses
     except Exception as error:
         raise ConfigError(f"device={device!r}: expected an available device, such as 'cpu' or 'cuda:0'") from error
     return checked
@@ -312,4 +312,4 @@ def _check(model: Any, train: Any, loss: Any, depth: Any, seconds: Any, ceilings
         raise ConfigError(f"loss={loss!r}: expected a function from the model's output to a number, or None")
     checked("depth", depth, whole(least=1))
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 3600:
-        raise ConfigError(f"seconds={seconds!r}: expected a number above 0")
+        raise ConfigError(f"seconds={seconds!r}: expected a number above 0 and below 3600")

@@ -182,8 +182,9 @@ def test_measure_ceilings_uses_the_cache_unless_again_is_set(monkeypatch: pytest
 
 def test_measure_ceilings_gives_the_record() -> None:
     assert measure_ceilings("cpu") == fake()
-    with pytest.raises(ConfigError, match="nonsense"):
-        measure_ceilings("nonsense")
+    for name in ("nonsense", "meta"):
+        with pytest.raises(ConfigError, match=name):
+            measure_ceilings(name)
 
 
 @pytest.mark.parametrize(
