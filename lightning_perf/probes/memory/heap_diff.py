@@ -27,7 +27,7 @@ from lightning_perf.records import Suspect
 from .storages import Storage, storages_of
 
 LIMIT_S = 1.0
-"""Time limit of one snapshot; objects not reached by then are not included."""
+"""Time limit of one snapshot, whose objects not reached by then are not included, and of the search for names."""
 
 MIN_ITEMS_PER_STEP = 0.5
 """Slowest growth of a container that counts as a leak: one element in two steps."""
@@ -83,6 +83,7 @@ class HeapDiff:
             if suspect is not None:
                 held.append((suspect, container))
         held.sort(key=lambda pair: (-pair[0].n_with_graph, -(pair[0].tensor_bytes or 0)))
+        names.until_s = time.perf_counter() + self._limit_s
         for suspect, container in held[:_MAX_SUSPECTS]:
             found.append(msgspec.structs.replace(suspect, name=names.of(container)))
         # Free the arrays now, so that the owner can measure what this snapshot allocated.
@@ -165,8 +166,9 @@ class _Names:
         self._known_owners: dict[int, str] = {}
         self.containers: list[Any] = []
         """The containers reachable from attributes of the roots."""
-        # A lookup here is free; asking the collector for referrers walks over all objects.
+        # A lookup here is free; asking the collector for referrers walks over all objects, until ``until_s``.
         self._direct: dict[int, str] = {}
+        self.until_s = 0.0
         for name, owner in _owners(roots):
             held = plain.attributes(owner)
             self._known[id(held)] = self._known_owners[id(owner)] = name
@@ -195,6 +197,8 @@ class _Names:
         referrers = [r for r in gc.get_referrers(value) if id(r) not in above and type(r) is not types.FrameType]
         above = above | {id(value), id(referrers)}
         for referrer in sorted(referrers, key=self._rank):
+            if time.perf_counter() > self.until_s:  # thousands of objects may hold the value
+                return None
             name = self._through(referrer, value, depth, above)
             if name is not None:
                 return name

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lightning_perf.probes.atomic_reads import live_objects, n_live_objects
-from lightning_perf.probes.memory import growth
+from lightning_perf.probes.memory import growth, heap_diff
 from lightning_perf.probes.memory.growth import MAX_READINGS, GrowthWatch, Readings, is_growing
 from lightning_perf.probes.memory.heap_diff import HeapDiff, _suspect, roots_of
 
@@ -140,6 +140,25 @@ def test_heap_diff_holds_on_to_nothing_that_it_saw() -> None:
     before = len(gc.get_referrers(model.losses))
     del heap_diff
     assert len(gc.get_referrers(model.losses)) == before
+
+
+def test_search_for_a_name_ends_when_thousands_of_objects_hold_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, shared = [0.0], []
+    holders = [{"shared": shared} for _ in range(1000)]
+
+    def referrers(*objects: Any) -> list[Any]:
+        now_s[0] += 0.1
+        return gc.get_referrers(*objects)
+
+    monkeypatch.setattr(heap_diff, "gc", SimpleNamespace(get_referrers=referrers))
+    monkeypatch.setattr(heap_diff, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    first = HeapDiff({}, 5)
+    shared += [torch.ones(2) for _ in range(40)]
+    before_s = now_s[0]
+    (suspect,) = first.grown({}, 45)
+    assert suspect.name == "a list that no attribute or module names"
+    assert now_s[0] - before_s < 2.0
+    assert len(holders) == 1000
 
 
 def test_container_that_another_thread_emptied_meanwhile_is_no_suspect() -> None:
