@@ -9,12 +9,13 @@ import gc
 import time
 import types
 from array import array
-from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
+import numpy as np
 from torch import nn
 
 from lightning_perf.interrupts import raise_if_from_signal
@@ -103,16 +104,15 @@ class HeapDiff:
         """Return containers with the number of elements they gained, largest first."""
         least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
         fewest = max(least, min(MIN_ITEMS_PER_STEP * (self.step + n_steps), ENOUGH_ITEMS))
-        known = sorted(zip(self._ids, self._lengths, strict=True))
-        ids, lengths = array("Q", (pair[0] for pair in known)), array("q", (pair[1] for pair in known))
-        del known
+        order = np.asarray(self._ids).argsort()
+        ids, lengths = np.asarray(self._ids)[order], np.asarray(self._lengths)[order]
         grown: dict[int, tuple[Any, int]] = {}
         # Only containers with a recorded length are known to have grown.
         for container in self._containers(names, begin):
             if len(container) >= fewest:
-                place = bisect_left(ids, id(container))
+                place = int(np.searchsorted(ids, np.uint64(id(container))))
                 if place < len(ids) and ids[place] == id(container) and len(container) - lengths[place] >= least:
-                    grown[id(container)] = (container, len(container) - lengths[place])
+                    grown[id(container)] = (container, len(container) - int(lengths[place]))
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: "_Names", begin: float) -> Iterator[Any]:
@@ -128,15 +128,15 @@ class HeapDiff:
 
 
 def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
+    values = container.values() if plain.is_a(container, dict) else container
+    newest = values if plain.is_a(values, set) else reversed(values)  # the others are estimated by their mean
     try:
-        elements = list(container.values()) if plain.is_a(container, dict) else list(container)
+        n_items, inspected = len(container), list(islice(newest, _MAX_INSPECTED))
     except RuntimeError as error:  # another thread changes it
         raise_if_from_signal(error)
         return None
-    if not elements:  # another thread emptied it
+    if not inspected:  # another thread emptied it
         return None
-    # The newest elements; the others are estimated by their mean.
-    inspected = elements[-_MAX_INSPECTED:]
     storages: dict[Any, Storage] = {}
     n_with_graph, n_holding = 0, 0
     for element in inspected:
@@ -147,11 +147,11 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
             storages.update((s.key, s) for s in storages_of(tensor))
     if n_holding * 2 < len(inspected):
         return None
-    scale = len(elements) / len(inspected)
+    scale = n_items / len(inspected)
     return Suspect(
         name="",
         kind=type(container).__name__,
-        n_items=len(elements),
+        n_items=n_items,
         items_per_step=n_added / n_steps,
         tensor_bytes=int(scale * sum(s.n_bytes for s in storages.values())),
         n_with_graph=round(scale * n_with_graph),

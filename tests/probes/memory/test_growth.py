@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -159,6 +160,17 @@ def test_search_for_a_name_ends_when_thousands_of_objects_hold_the_container(mon
     assert suspect.name == "a list that no attribute or module names"
     assert now_s[0] - before_s < 2.0
     assert len(holders) == 1000
+
+
+@pytest.mark.parametrize("kind", [list, deque, set, dict.fromkeys])
+def test_large_container_is_not_copied_to_inspect_its_newest_elements(kind: Any) -> None:
+    container = kind(range(500_000))
+    tracemalloc.start()
+    try:
+        assert _suspect(container, n_added=40, n_steps=30) is None
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_container_that_another_thread_emptied_meanwhile_is_no_suspect() -> None:
