@@ -182,7 +182,7 @@ class DoctorRun:
             self.autopilot.collect()
         with loop.diagnosing:
             probes.call("overhead", probes.keep_to_budget)
-            probes.call("session", lambda: self._report_running(self._diagnosed("running", None), is_within=True))
+            probes.call("session", self._report_running, is_within=True)
             if trainer.world_size == 1:  # other ranks would not apply the same
                 self.apply_treatments(pl_module, is_within_epoch=True)
         self._reporting(False)
@@ -203,7 +203,10 @@ class DoctorRun:
             has_time = self.reports.can_afford_epoch(wall_s) and not seams.is_preempted(self._trainer)
             if probes.context is not None and has_time:
                 probes.call("overhead", probes.keep_to_budget)
-                self.reports.charged(self._report_epoch)
+                began_s = time.perf_counter()
+                probes.call("replay", self._replay)
+                probes.call("session", self._report_running, is_within=False)
+                self.reports.spent_s += time.perf_counter() - began_s
                 if self.schedule is not None:
                     probes.call(self.schedule.name, self.schedule.diagnosed)
         self._reporting(False)
@@ -213,12 +216,9 @@ class DoctorRun:
         if self.probes.loop is not None:
             self.probes.call("steps", self.probes.loop.main.reporting, is_on)
 
-    def _report_epoch(self) -> None:
-        self.probes.call("replay", self._replay)
-        self.probes.call("session", lambda: self._report_running(self._diagnosed("running", None)))
-
-    def _report_running(self, session: Session, is_within: bool = False) -> None:
-        """Report an epoch, or a diagnosis within it, and once what became slower since earlier runs."""
+    def _report_running(self, is_within: bool) -> None:
+        """Diagnose and report an epoch, or within it, and once what became slower since earlier runs."""
+        session = self._diagnosed("running", None)
         if self.autopilot is not None and self._trainer.is_global_zero:
             self.probes.call("autopilot", self.autopilot.offer, session)
         news = self.probes.call("history", self.history.news, session)

@@ -41,7 +41,7 @@ class RunReports:
 
     def __init__(self, doctor: "DoctorHooks", trainer: Any, probes: ProbeSet) -> None:
         self.folder = Path()
-        self.spent_s = 0.0
+        self.spent_s = 0.0  # on reports at the ends of epochs
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
         self._session_writers: dict[int, tensorboard_report.SessionWriter] = {}  # by the id of the logger
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
@@ -94,12 +94,6 @@ class RunReports:
     def can_afford_epoch(self, wall_s: float) -> bool:
         """Return whether reporting keeps to its share of the run, as it does not after very short epochs."""
         return self.spent_s <= max(_REPORTING_ALLOWED_S, _REPORTING_SHARE * wall_s)
-
-    def charged(self, function: Callable[[], None]) -> None:
-        """Call a function that is part of an epoch's report, and add its time to ``spent_s``."""
-        started_s = time.perf_counter()
-        function()
-        self.spent_s += time.perf_counter() - started_s
 
     def preflight(self, findings: tuple[Finding, ...], session: Session) -> None:
         """Print the findings that follow from settings alone."""
