@@ -130,10 +130,13 @@ class BackwardWatch:
         self._resolve()
         return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
 
-    def fail(self, error: Exception) -> None:
-        """Keep the first error of code that must not raise; ``after_backward`` raises it."""
-        raise_if_from_signal(error)
-        self._error = self._error or error
+    def guarded(self, function: Callable[[], None]) -> None:
+        """Call a function where an error would break the user's code; ``after_backward`` raises the first one."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - raised by after_backward
+            raise_if_from_signal(error)
+            self._error = self._error or error
 
     def _step_ends(self) -> None:
         """End the sample of the last step."""
@@ -149,14 +152,14 @@ class BackwardWatch:
         self._own_ns.append(max(0, self._step_ns))
 
     def _on_gradient(self, _: Any) -> None:
-        try:
-            self._n_gradients += 1
-            if self._make_event is None:
-                self._last_ns = self._backward_ns()
-            elif self._n_backwards < len(self._marks):  # not where the user's code calls ``loss.backward`` itself
-                self._marks[self._n_backwards][1].record()
-        except Exception as error:  # noqa: BLE001 - raised by after_backward: here it would break the user's backward
-            self.fail(error)
+        self.guarded(self._mark_gradient)
+
+    def _mark_gradient(self) -> None:
+        self._n_gradients += 1
+        if self._make_event is None:
+            self._last_ns = self._backward_ns()
+        elif self._n_backwards < len(self._marks):  # not where the user's code calls ``loss.backward`` itself
+            self._marks[self._n_backwards][1].record()
 
     def _backward_ns(self) -> int:
         """Return the nanoseconds of this step's backward so far, without callbacks inside it."""
@@ -187,16 +190,10 @@ class MarkedBroadcast:
         self._watch = watch
 
     def __enter__(self) -> None:
-        try:
-            self._watch.broadcast_begins()
-        except Exception as error:  # noqa: BLE001 - raised where it cannot break the training
-            self._watch.fail(error)
+        self._watch.guarded(self._watch.broadcast_begins)
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            self._watch.broadcast_ends()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._watch.fail(error)
+        self._watch.guarded(self._watch.broadcast_ends)
 
 
 def backward_watch(
