@@ -24,7 +24,7 @@ from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_o
 from lightning_perf.probes.telemetry.processes import read_bytes
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import Hang, RankState
-from lightning_perf.records.files import read_regular
+from lightning_perf.records.files import read_regular, require_free_space
 
 from .workers import Workers
 
@@ -71,6 +71,7 @@ class RankFiles:
         """Overwrite this rank's file. This is not atomic: a rename each time would load a shared disk."""
         state = RankState(rank=self._rank, n_steps=n_steps, phase=phase, busy=busy, where=where)
         with contextlib.suppress(OSError):
+            require_free_space(self._folder, 0)
             self._folder.mkdir(parents=True, exist_ok=True)
             self._own.write_bytes(msgspec.json.encode(state))
 

@@ -18,7 +18,7 @@ from lightning_perf.probes.hang import watch, workers
 from lightning_perf.probes.hang.watch import SLOW_FACTOR, HangWatch, RankFiles
 from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.probes.timeline.spans import OWN
-from lightning_perf.records import Hang, RankState
+from lightning_perf.records import Hang, RankState, files
 from lightning_perf.reports.sections.hang import hang_text
 from tests.probes.host_lines.test_host_lines import as_lightning, current
 
@@ -329,6 +329,12 @@ def test_nothing_is_reported_when_another_rank_is_at_a_breakpoint(tmp_path: Path
     other.write(9, "forward")
     run.stays(POLL_S)
     assert len(run.shown) == 1
+
+
+def test_rank_writes_no_file_when_the_disk_is_almost_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_free_bytes", lambda folder: files.RESERVE_BYTES - 1)
+    RankFiles(tmp_path, 0, 2).write(9, "forward")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rank_counts_as_unknown_when_its_file_is_incomplete(tmp_path: Path) -> None:
