@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.torch_version import TorchVersion
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lightning_perf.interrupts import error_text
-from lightning_perf.seams import remove_hook
+from lightning_perf.seams import Undos, change_attribute, remove_hook
 
 
 class StepTracer:
@@ -68,9 +69,21 @@ _FLAGS = {
 
 _Base: Any = TorchDispatchMode  # torch's own class has no types
 
+_refuses_subclasses = torch.__version__ < TorchVersion("2.5")
+"""Whether ``Tensor.as_subclass`` raises below any dispatch mode."""
+
+_as_subclass = torch.Tensor.as_subclass
+
+
+def _as_subclass_without_modes(tensor: torch.Tensor, kind: Any) -> Any:
+    with _disable_current_modes():
+        return _as_subclass(tensor, kind)
+
 
 class PassiveMode(_Base):  # type: ignore[misc]
     """A mode that passes every operator on."""
+
+    undos: Undos | None = None
 
     supports_higher_order_operators = True
     """Without it torch raises in the user's step at operators such as ``torch.cond``."""
@@ -82,6 +95,12 @@ class PassiveMode(_Base):  # type: ignore[misc]
         Below any other mode dynamo leaves a new function uncompiled for good, with all that it was compiled for before.
         """
         return True
+
+    def __enter__(self) -> Any:
+        if _refuses_subclasses:
+            self.undos = Undos()
+            change_attribute(torch.Tensor, "as_subclass", _as_subclass_without_modes, self.undos)
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -104,7 +123,7 @@ def eager() -> AbstractContextManager[Any]:
 
 
 def leave_mode(mode: Any) -> bool:
-    """Leave a ``TorchDispatchMode`` that is entered once, in part, or not at all.
+    """Leave a ``PassiveMode`` that is entered once, in part, or not at all.
 
     Return False if another mode is above it; call again later.
     """
@@ -120,6 +139,8 @@ def leave_mode(mode: Any) -> bool:
         values = getattr(mode, kept, None)
         if values and hasattr(modes, flag):
             setattr(modes, flag, values.pop())
+    if mode.undos is not None:
+        mode.undos.close()
     return True
 
 
