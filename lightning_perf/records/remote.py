@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import tempfile
@@ -91,7 +92,7 @@ class RemotePath:
         """Return the files below this folder whose relative path matches."""
         with self._storage() as (storage, path):
             folder = path.rstrip("/")
-            found = storage.glob(f"{folder}/{pattern}", detail=True)
+            found = storage.glob(f"{glob.escape(folder)}/{pattern}", detail=True)
             return [self / name[len(folder) + 1 :] for name, about in found.items() if about["type"] == "file"]
 
     def read_bytes(self) -> bytes:

@@ -81,6 +81,12 @@ def test_sessions_of_ranks_are_merged_at_a_url(folder: RemotePath) -> None:
     assert [one.rank for one in load_run(folder).ranks.summaries] == [0, 1, 2]
 
 
+def test_files_are_found_in_a_folder_whose_name_has_brackets(folder: RemotePath) -> None:
+    file = folder / "lr=[0.1]" / SESSION_FILE
+    starved().save(file)
+    assert file.parent.glob("*.json") == [file]
+
+
 def test_load_names_what_is_there_when_a_remote_folder_has_no_session_of_its_own(folder: RemotePath) -> None:
     starved().save(folder / "version_0")
     with pytest.raises(SessionError, match=f"there is {folder.url}/version_0/{SESSION_FILE}"):
