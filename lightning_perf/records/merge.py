@@ -70,11 +70,13 @@ def _is_same_run(one: Session, other: Session) -> bool:
     """Return whether two ranks' sessions belong to one run; the folder may hold files of an earlier one."""
     if one.run.world_size != other.run.world_size or one.run.stage != other.run.stage:
         return False
+    # Python 3.10 does not read Z.
+    texts = (session.run.started_at.replace("Z", "+00:00") for session in (one, other))
     try:
-        apart = datetime.fromisoformat(one.run.started_at) - datetime.fromisoformat(other.run.started_at)
+        first, second = map(datetime.fromisoformat, texts)
+        return abs((first - second).total_seconds()) <= _CLOCKS_DIFFER_S
     except (ValueError, TypeError):  # no times, or one with a time zone and one without
         return True
-    return abs(apart.total_seconds()) <= _CLOCKS_DIFFER_S
 
 
 def _with_ranks(session: Session, known: list[RankSummary], problems: list[MissingRank]) -> Session:
