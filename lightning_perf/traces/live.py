@@ -26,11 +26,17 @@ _BATCH_EVENTS: Final = 50_000  # that are in memory twice, as events and as colu
 
 
 def live_events(kineto_events: Iterable[Any]) -> Iterator[Event]:
-    """Yield the events of ``profile.profiler.kineto_results.events()`` of torch 2.4 or newer, as in a trace file."""
+    """Yield the events of ``profile.profiler.kineto_results.events()`` of torch 2.4 or newer, as in a trace file.
+
+    Times count from the first event: in microseconds since 1970, a float has no nanoseconds.
+    """
+    base_ns: int | None = None
     for event in kineto_events:
         category = event.activity_type() if hasattr(event, "activity_type") else _category(event)
         kind = KINDS.get(category, UNKNOWN_DEVICE)
-        name, thread, start_us = _name(event), event.device_resource_id(), event.start_ns() / 1000
+        name, thread, start_ns = _name(event), event.device_resource_id(), event.start_ns()
+        base_ns = start_ns if base_ns is None else base_ns
+        start_us = (start_ns - base_ns) / 1000
         if name == MEMORY_NAME:
             allocation = {"Bytes": int(event.nbytes()), "Device Type": int(not _is_on_host(event))}
             yield Event("i", category, name, 0, thread, start_us, args=_as_json(allocation))

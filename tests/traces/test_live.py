@@ -35,6 +35,13 @@ def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
         assert getattr(live, field) == getattr(from_file, field), field
 
 
+def test_start_times_have_nanoseconds() -> None:
+    events = [kineto_event(event) for event in SMALL[:3]]
+    for i, event in enumerate(events):
+        event.start_ns = lambda i=i: 1_764_543_210_123_456_789 + 30 * i
+    assert from_events(live_events(events)).starts.tolist() == [0, 30, 60]
+
+
 def test_annotations_on_a_device_are_no_kernels_when_torch_gives_no_categories() -> None:
     """As torch up to 2.11 does."""
     names = {
