@@ -1,5 +1,6 @@
 """Events of a profiler that runs in this process, without a file."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from .kinds import (
 )
 
 _BATCH_EVENTS: Final = 50_000  # that are in memory twice, as events and as columns
+_RUNTIME_CALL: Final = re.compile(r"(cuda|cu|hip)[A-Z]")
 
 
 def live_events(kineto_events: Iterable[Any]) -> Iterator[Event]:
@@ -79,9 +81,9 @@ def _category(event: Any) -> str:
     if _is_on_host(event):
         if getattr(event, "is_python_function", bool)():
             return "python_function"
-        if name.startswith(("cuda", "hip", "cu")) and "::" not in name:
-            return "cuda_runtime"
-        return "user_annotation" if is_annotation else "cpu_op"
+        if is_annotation:
+            return "user_annotation"
+        return "cuda_runtime" if _RUNTIME_CALL.match(name) else "cpu_op"
     if is_annotation:
         return "gpu_user_annotation"
     if name.startswith("Memcpy"):

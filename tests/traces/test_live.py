@@ -59,6 +59,25 @@ def test_annotations_on_a_device_are_no_kernels_when_torch_gives_no_categories()
     assert [event.cat for event in live_events(events)] == ["kernel", "gpu_user_annotation", "gpu_memcpy"]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_annotation", "category"),
+    [
+        ("cutmix", True, "user_annotation"),
+        ("cudaGraph warm-up", True, "user_annotation"),
+        ("custom_loss", False, "cpu_op"),
+        ("cuLaunchKernel", False, "cuda_runtime"),
+        ("hipMemcpyAsync", False, "cuda_runtime"),
+    ],
+)
+def test_only_calls_of_a_runtime_are_such_when_torch_gives_no_categories(
+    name: str, is_annotation: bool, category: str
+) -> None:
+    event = kineto_event({"name": name, "cat": "", "ts": 0, "dur": 90, "tid": 7, "args": {}})
+    del event.activity_type
+    event.device_type, event.is_user_annotation = lambda: "DeviceType.CPU", lambda: is_annotation
+    assert [each.cat for each in live_events([event])] == [category]
+
+
 def test_no_events_are_refused() -> None:
     with pytest.raises(TraceError, match="live has 0 entries"):
         from_events([])
