@@ -1,5 +1,6 @@
 """Events of a profiler that runs in this process, without a file."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -94,11 +95,7 @@ def _category(event: Any) -> str:
 def from_events(events: Iterable[Event]) -> Trace:
     """Return a trace of events in memory; raise ``TraceError`` without any event of a known category."""
     builder = ColumnBuilder()
-    batch: list[Event] = []
-    for each in events:
-        batch.append(each)
-        if len(batch) == _BATCH_EVENTS:
-            builder.add(as_batch(batch))
-            batch = []
-    builder.add(as_batch(batch))
+    remaining = iter(events)
+    while batch := list(itertools.islice(remaining, _BATCH_EVENTS)):
+        builder.add(as_batch(batch))
     return builder.build("live", Origin())
