@@ -60,11 +60,12 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
     times = OperatorTimes(timeline)
     collectives = find_collectives(timeline)
     tops = steps.on_host(trace, timeline.top_operators)
+    device_name = timeline.main_device.get("name")
     record = TraceRecord(
         source=trace.source,
         rank=trace.origin.rank,
         world_size=trace.origin.world_size,
-        device_name=_device_name(timeline),
+        device_name=device_name if isinstance(device_name, str) else None,
         n_events=trace.n_events,
         n_kernels=len(trace.rows(KERNEL)),
         steps=describe_steps(timeline, steps),
@@ -104,17 +105,6 @@ def _checked(record: TraceRecord) -> TraceRecord:
         return msgspec.convert(checked(msgspec.to_builtins(record), TraceRecord), TraceRecord)
     except Refused as error:
         raise TraceError(f"{record.source} does not hold what a trace must: {error}") from error
-
-
-def _device_name(timeline: Timeline) -> str | None:
-    trace = timeline.trace
-    work = timeline.launches.device_rows
-    used = int(np.bincount(np.maximum(trace.devices[work], 0)).argmax()) if len(work) else None
-    for device in trace.origin.devices:
-        if used is None or device.get("id") == used or len(trace.origin.devices) == 1:
-            name = device.get("name")
-            return name if isinstance(name, str) else None
-    return None
 
 
 def _era(trace: Trace) -> str:

@@ -104,9 +104,7 @@ def describe_device(timeline: Timeline) -> DeviceActivity | None:
     exposed = communication - compute
     copying = memcpy - (compute | communication)
     busy = timeline.device.clip(lo, hi).total_ns
-    index = int(np.bincount(np.maximum(trace.devices[work], 0)).argmax())
-    listed = next((each for each in trace.origin.devices if each.get("id") == index), {})
-    memory, major, minor = (listed.get(key) for key in ("totalGlobalMem", "computeMajor", "computeMinor"))
+    memory, major, minor = (timeline.main_device.get(key) for key in ("totalGlobalMem", "computeMajor", "computeMinor"))
     return DeviceActivity(
         kind=_device_kind(timeline),
         span_s=(hi - lo) / SECOND,
@@ -119,8 +117,8 @@ def describe_device(timeline: Timeline) -> DeviceActivity | None:
         memcpy_exposed_s=copying.total_ns / SECOND,
         n_devices=len(set(trace.devices[work].tolist())),
         n_streams=len(set(_lanes(timeline, work).tolist())),
-        memory_bytes=memory if isinstance(memory, int) else None,
-        capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+        memory_bytes=memory if type(memory) is int else None,
+        capability=f"{major}.{minor}" if type(major) is type(minor) is int else None,
     )
 
 

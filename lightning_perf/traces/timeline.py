@@ -74,6 +74,16 @@ class Timeline:
         return len(self.launches.device_rows) > 0
 
     @cached_property
+    def main_device(self) -> dict[str, Any]:
+        """Properties of the device with most work, as the profiler wrote them; empty if unknown."""
+        listed = self.trace.origin.devices
+        used, counts = np.unique(np.maximum(self.trace.devices[self.launches.device_rows], 0), return_counts=True)
+        if len(used) and len(listed) > 1:
+            busiest = int(used[counts.argmax()])
+            listed = tuple(each for each in listed if each.get("id") == busiest)
+        return listed[0] if listed else {}
+
+    @cached_property
     def hides_device(self) -> bool:
         """Whether there was a device whose work the trace does not show."""
         return not self.has_device_work and bool(self.trace.origin.devices or len(self.runtime))

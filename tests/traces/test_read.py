@@ -195,6 +195,17 @@ def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: P
     assert said.n_kernels == 2 + 5
 
 
+@pytest.mark.parametrize("device", [0, 2**31 - 1])
+def test_device_is_described_whatever_its_number_and_properties(device: int, tmp_path: Path) -> None:
+    odd = {"name": "GPU", "totalGlobalMem": True, "computeMajor": True, "computeMinor": 0}
+    properties = [{**odd, "id": device}, {**odd, "id": 1, "name": "other"}]
+    events = [one | {"args": one["args"] | {"device": device}} if one["cat"] == "kernel" else one for one in SMALL]
+    said = analyze(write(tmp_path / "t.json", document(events, deviceProperties=properties)))
+    assert said.device_name == "GPU"
+    assert said.device is not None
+    assert (said.device.n_devices, said.device.memory_bytes, said.device.capability) == (1, None, None)
+
+
 def test_small_step_is_separate(tmp_path: Path) -> None:
     said = analyze_trace(read(write(tmp_path / "t.json", document(SMALL))))
     step = said.steps[0]
