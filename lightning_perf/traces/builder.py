@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lightning_perf.errors import TraceError
 
 from .columns import Allocations, DetailsByRow, Origin, Trace
-from .json_stream import Batch, Complete, Event, Instant
+from .json_stream import UNREADABLE, Batch, Complete, Event, Instant
 from .kinds import (
     ANNOTATION,
     IGNORED,
@@ -257,14 +257,14 @@ def _device_arguments(texts: list[msgspec.Raw]) -> list[DeviceArguments]:
     """Decode the arguments of many events at once, or one by one if some are malformed."""
     try:
         return _decode_all_device_arguments(b"[" + b",".join(texts) + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return [_device_arguments_of_one(text) for text in texts]
 
 
 def _device_arguments_of_one(text: msgspec.Raw) -> DeviceArguments:
     try:
         return _decode_device_arguments(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return DeviceArguments()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .intervals import Intervals, Times
+from .json_stream import UNREADABLE
 from .kinds import UNKNOWN_DEVICE
 from .nesting import Rows
 
@@ -54,7 +55,7 @@ class DetailsByRow:
 def _details(text: bytes) -> Details | None:
     try:
         return _decode_details(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

@@ -26,6 +26,9 @@ FREE_BYTES = 256 << 20
 MAX_RATIO = 200
 """Largest text ÷ compressed size beyond ``FREE_BYTES``. Real traces reach 20 to 60; deflate allows 1,030."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for text that is no JSON, no UTF-8, or nested too deeply."""
+
 _GZIP = b"\x1f\x8b"
 _NOT_A_TRACE = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstandard data", b"\x80\x04": "a pickle"}
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -211,7 +214,7 @@ class EventStream:
             for match in _EVENTS_KEY.finditer(text, max(0, searched - 64)):
                 try:
                     self.header = _decode_header(text[: match.end()].lstrip(b"\xef\xbb\xbf") + b"]}")
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                except UNREADABLE:
                     continue  # inside a string or a nested object
                 self._done_bytes = match.end()
                 return text[match.end() :], False
@@ -227,7 +230,7 @@ class EventStream:
             text[comma] = ord("]")
             try:
                 return self._events(memoryview(text)[: comma + 1]), cut.end() - 1
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 text[comma] = ord(",")
         return None, 0
 
@@ -236,11 +239,11 @@ class EventStream:
             events: list[Any] = _decode_usual(piece)
             complete = [event for event in events if type(event) is Complete and event.cat is not None]
             return Batch(len(events), complete, [event for event in events if type(event) is Instant])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             pass  # some entry is unusual, or the text is no JSON
         try:
             return as_batch(_decode_events(piece))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return as_batch(_decode_events(_repaired(bytes(piece))))
 
     def _decoded_tail(self, text: bytes, is_list: bool) -> list[Any]:
@@ -258,11 +261,11 @@ class EventStream:
         try:
             try:
                 return decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 return decode(_repaired(text))
         except RecursionError as error:
             raise TraceError(f"{self._name} nests its values too deeply to be a profiler trace.") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             if "truncated" in str(error):
                 raise TraceError(
                     f"{self._name} is cut in the middle, {self._done_bytes + len(text):,} bytes in: the process that "
@@ -307,7 +310,7 @@ def _why_no_trace(text: bytes) -> str:
     """Return why a document is not a trace, as the rest of a sentence."""
     try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         if "truncated" in str(error):
             return f"is cut in the middle, before the first event ({len(text):,} bytes); copy or record it again."
         return f"is not valid JSON: {error}. Expected a profiler trace."

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_perf.errors import TraceError
 from lightning_perf.traces import analyze, analyze_trace, json_stream, read
+from lightning_perf.traces.columns import DetailsByRow
 
 from .events import SMALL, document, event, launched, write
 
@@ -254,6 +255,11 @@ def test_arguments_that_cannot_be_read_are_none(tmp_path: Path) -> None:
     assert [each.shapes for each in columns.details.values()][1:] == [[[2, 3], [3, 4]]] * 2
     found = [columns.details.get(row) for row in range(len(columns)) if columns.name(row) == "aten::bmm"]
     assert [each is None for each in found].count(True) == 1
+
+
+def test_arguments_are_none_when_they_are_nested_too_deeply() -> None:
+    nested = b"[" * 5_000 + b"]" * 5_000
+    assert DetailsByRow({0: b'{"Input Dims": ' + nested + b"}"}).get(0) is None
 
 
 def test_session_is_named_as_one_with_the_command_that_reads_it(tmp_path: Path) -> None:
