@@ -139,7 +139,7 @@ def assessed(
         bound, modules, operators = None, profile.modules, profile.operators
     else:
         modules = tuple(_assessed_module(module, ceilings, profile.precision) for module in profile.modules)
-        operators = tuple(_assessed_operator(each, ceilings) for each in profile.operators)
+        operators = tuple(_assessed_operator(each, ceilings, profile.precision) for each in profile.operators)
         bound = _bound_of_step(profile, ceilings)
     return msgspec.structs.replace(
         profile,
@@ -242,7 +242,9 @@ def _assessed_module(module: ModuleProfile, ceilings: Ceilings, precision: str) 
 _PRECISION_OF = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings) -> OperatorProfile:
+def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings, most: str) -> OperatorProfile:
     precision = _PRECISION_OF.get(operator.dtype, operator.dtype)
+    if (precision, most) == ("fp32", "tf32"):
+        precision = most
     work = lower_bounds(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
     return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s, operator.calls))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
@@ -117,6 +118,14 @@ def test_modules_and_operators_get_their_bounds() -> None:
     assert found.modules[0].advice
     assert found.operators[0].bound == "bandwidth"
     assert found.bound == "compute"
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", "compute"), ("tf32", "bandwidth")])
+def test_operators_of_32_bit_are_compared_with_the_rate_of_tf32_where_it_is_on(precision: str, bound: str) -> None:
+    ceilings = msgspec.structs.replace(CEILINGS, matmul_flops_per_s={"fp32": 1e11, "tf32": 8e11})
+    operator = OperatorProfile(name="aten::mm", dtype="float32", calls=1, flops=10**9, n_bytes=6 * 10**7, total_s=0.007)
+    found = assessed(profile(precision=precision, operators=(operator,)), ceilings, None, times(0.012))
+    assert found.operators[0].bound == bound
 
 
 @pytest.mark.parametrize(("n_operators", "bound"), [(1_000, "latency"), (37, None)])  # 1 ms or 27 ms per operator
