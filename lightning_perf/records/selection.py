@@ -125,8 +125,10 @@ def _why_not(session: Session, chosen: Selection, trainer: dict[str, Any]) -> st
     for name in _AUTOMATIC_ONLY:
         if name in trainer and settings.is_automatic_optimization is False:
             return f"Lightning refuses {name} with manual optimization"
-    both = {"gradient_clip_val": settings.gradient_clip_val, **chosen.trainer, **trainer}
-    if both.get("strategy") == "fsdp" and both["gradient_clip_val"] and {"strategy", "gradient_clip_val"} & {*trainer}:
+    clipping = ("gradient_clip_val", "gradient_clip_algorithm")
+    every = {**{name: getattr(settings, name) for name in clipping}, **chosen.trainer, **trainer}
+    clips_by_norm = every["gradient_clip_val"] and every["gradient_clip_algorithm"] != "value"
+    if every.get("strategy") == "fsdp" and clips_by_norm and {"strategy", *clipping} & trainer.keys():
         return 'Lightning refuses gradient clipping by norm with strategy="fsdp"'
     return ""
 

@@ -105,7 +105,8 @@ def test_flags_that_lightning_refuses_are_left_out() -> None:
     assert session.left_out("semantics")["PD407: smaller"].endswith("accumulate_grad_batches with manual optimization")
     sharded = finding("PD403", fix("numerics", trainer_flags={"strategy": "fsdp"}))
     assert session_with(sharded, gradient_clip_val=1.0).trainer_flags("numerics") == {}
-    assert session_with(sharded).trainer_flags("numerics") == {"strategy": "fsdp"}
+    for clipping in ({}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}):
+        assert session_with(sharded, **clipping).trainer_flags("numerics") == {"strategy": "fsdp"}
 
 
 def test_unmeasured_recommendation_names_the_trial() -> None:
