@@ -30,7 +30,7 @@ from .telemetry import Telemetry
 from .text import clean_line
 from .trace import TraceRecord
 from .trial import Trial
-from .validation import Refused, checked, repaired
+from .validation import Refused, check_any, checked, repaired
 
 SCHEMA_VERSION = 1
 SESSION_FILE = "perf_session.json"
@@ -227,7 +227,11 @@ class Session(Record, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """Return the session as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+        try:
+            content = msgspec.json.encode(self)
+        except UnicodeEncodeError:  # e.g. a file whose name is not UTF-8
+            content = msgspec.json.encode(check_any(msgspec.to_builtins(self)))
+        return msgspec.json.format(content, indent=1)
 
     def file_content(self) -> bytes:
         """Return what ``save`` writes: like ``to_json``, without figures that ``load`` would refuse."""

@@ -257,7 +257,7 @@ def _type_check(kind: Any, name: str, bounds: Bounds | None) -> Check:
         return _list_check(_type_check(arguments[0], name, bounds), is_open=arguments[-1] is ...)
     if origin is dict:
         return _mapping_check(_type_check(arguments[1], name, bounds))
-    return _check_any if kind is Any else _keep
+    return check_any if kind is Any else _keep
 
 
 def _union_check(checks: list[Check], is_optional: bool) -> Check:
@@ -346,16 +346,16 @@ def _mapping_check(check: Check) -> Check:
     return check_mapping
 
 
-def _check_any(value: Any, depth: int = 0) -> Any:
-    """Check a value of any type, such as an argument of the Trainer."""
+def check_any(value: Any, depth: int = 0) -> Any:
+    """Return a value of any type, such as an argument of the Trainer, with cleaned text; refuse deep nesting."""
     if depth > _MAX_DEPTH:
         raise Refused(f"Expected at most {_MAX_DEPTH} levels of lists and objects")
     if type(value) is str:
         return clean(value)
     if type(value) is list or type(value) is tuple:
-        return [_check_any(one, depth + 1) for one in value]
+        return [check_any(one, depth + 1) for one in value]
     if type(value) is dict:
-        return {clean(key): _check_any(one, depth + 1) for key, one in value.items()}
+        return {clean(key): check_any(one, depth + 1) for key, one in value.items()}
     return value
 
 

@@ -72,6 +72,12 @@ def test_save_makes_the_folder_and_names_the_file(tmp_path: Path) -> None:
     assert starved().save(tmp_path / "a" / "own.json") == tmp_path / "a" / "own.json"
 
 
+def test_save_writes_names_that_are_not_utf_8_without_their_other_bytes(tmp_path: Path) -> None:
+    machine = msgspec.structs.replace(starved().machine, hostname="caf\udce9")
+    msgspec.structs.replace(starved(), machine=machine).save(tmp_path)
+    assert load(tmp_path).machine.hostname == "caf"
+
+
 def test_save_replaces_the_same_run(tmp_path: Path) -> None:
     starved().save(tmp_path)
     later = msgspec.structs.replace(starved(), findings=())
