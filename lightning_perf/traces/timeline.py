@@ -19,7 +19,7 @@ from .launches import Launches, find_launches
 from .nesting import ROUNDING_NS, Nesting, Rows
 from .step_times import StepTimes, find_steps
 
-SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu|xpu|mtia)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
+SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
 WAIT_NAME: Final = re.compile(r"^(cuda|hip|cu)(Stream|Device|Ctx|Event)Synchronize(_ptsz)?$|^deviceSynchronize$")
 _NOT_COMPUTING: Final = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "c10d_functional::")
 
