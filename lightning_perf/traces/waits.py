@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_perf.records import Allocator, CallTime, LoaderWait, Startup
 
-from .intervals import SECOND, Times
+from .intervals import SECOND
 from .kinds import RUNTIME
 from .nesting import Rows
 from .timeline import Timeline
@@ -41,24 +41,16 @@ def describe_loader(timeline: Timeline) -> LoaderWait | None:
     waited = trace.intervals(rows)
     n_periods = steps.n_steps or len(rows)
     host_ns = int((steps.host_ends - steps.host_starts).sum())
-    ordered = np.sort(durations)
+    p50_ns, p95_ns = np.interp((0.5, 0.95), np.linspace(0, 1, len(durations)), np.sort(durations)).tolist()
     return LoaderWait(
         total_s=waited.total_ns / SECOND,
         exposed_s=(waited - timeline.device).total_ns / SECOND,
         n=len(rows),
-        p50_s=_quantile(ordered, 0.5) / SECOND,
-        p95_s=_quantile(ordered, 0.95) / SECOND,
+        p50_s=p50_ns / SECOND,
+        p95_s=p95_ns / SECOND,
         max_s=int(durations.max()) / SECOND,
         stalled_fraction=float((durations > STALL_SHARE * host_ns / n_periods).mean()),
     )
-
-
-def _quantile(ordered: Times, q: float) -> float:
-    """Return a quantile of sorted values, interpolated; the first call of ``np.percentile`` imports ``numpy.ma``."""
-    position = q * (len(ordered) - 1)
-    low = int(position)
-    below, above = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)])
-    return below + (above - below) * (position - low)
 
 
 def describe_allocator(timeline: Timeline) -> Allocator | None:
