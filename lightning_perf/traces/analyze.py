@@ -95,7 +95,10 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         critical_path=describe_critical_path(timeline, stacks, collectives),
         operator_memory=describe_allocations(timeline),
     )
-    whole = msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
+    verdict = None
+    if timeline.hides_device:  # nothing can be diagnosed; otherwise the rules decide
+        verdict = Verdict(category="unknown", code=None, text=record.missing["device"])
+    whole = msgspec.structs.replace(record, what_if=predict(record), verdict=verdict)
     return _checked(whole), log_rank(timeline, collectives)
 
 
@@ -150,10 +153,3 @@ def _why_no_device(timeline: Timeline) -> str:
             "was active; it does not show an idle device"
         )
     return "the trace is of a CPU run"
-
-
-def _verdict(timeline: Timeline) -> Verdict | None:
-    """Return a verdict if nothing can be diagnosed; otherwise the rules decide."""
-    if not timeline.hides_device:
-        return None
-    return Verdict(category="unknown", code=None, text=_why_no_device(timeline))
