@@ -329,14 +329,6 @@ def from_json(content: bytes | str, source: str) -> Session:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SessionError(f"{source} is not complete JSON ({error}); expected a {SESSION_FILE}") from error
-    return _from_document(document, source)
-
-
-# msgspec analyzes a type at its first use; two threads that do so at once crash the interpreter.
-msgspec.json.Decoder(Session)
-
-
-def _from_document(document: Any, source: str) -> Session:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1 or "run" not in document:
         is_trace = isinstance(document, dict) and "traceEvents" in document
@@ -353,3 +345,7 @@ def _from_document(document: Any, source: str) -> Session:
         return msgspec.convert(checked({**document, "schema_version": SCHEMA_VERSION}, Session), Session)
     except (msgspec.ValidationError, Refused) as error:
         raise SessionError(f"{source} is not a valid session: {error}") from error
+
+
+# msgspec analyzes a type at its first use; two threads that do so at once crash the interpreter.
+msgspec.json.Decoder(Session)
