@@ -11,7 +11,6 @@ from .comparison import *
 from .finding import *
 from .hang import *
 from .history import *
-from .hooks import *
 from .host_calls import *
 from .host_profile import *
 from .known_results import *
