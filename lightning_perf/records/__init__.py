@@ -4,7 +4,6 @@ Each record is defined in one module below and imported from this package.
 """
 
 from .autopilot import *
-from .backward import *
 from .base import *
 from .collectives import *
 from .comparison import *

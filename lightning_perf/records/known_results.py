@@ -1,4 +1,4 @@
-"""Operators of one step whose results are known, or not needed."""
+"""Operators of one step whose results are known, or not needed, and its backward passes."""
 
 from typing import Literal, TypeAlias
 
@@ -46,3 +46,21 @@ class KnownResults(Record, frozen=True, kw_only=True):
     site: str = ""
     first_site: str = ""
     inner_site: str = ""
+
+
+class BackwardPasses(Record, frozen=True, kw_only=True):
+    """The backward passes that one line of the user's starts in the sampled step, on a CPU.
+
+    Attributes:
+        site: That line, e.g. ``"gan.py:66"``; empty if unknown.
+        n: Number of these passes.
+        total_s: Seconds of their operators.
+        only_s: By optimizer, the seconds of operators whose gradients reach parameters of this optimizer alone.
+        shared: Part of their operators that an earlier one of these passes went through, too; None in older sessions.
+    """
+
+    site: str
+    n: int
+    total_s: float
+    only_s: tuple[float, ...]
+    shared: float | None = None

@@ -2,9 +2,8 @@
 
 from typing import Literal, TypeAlias
 
-from .backward import BackwardPasses
 from .base import Record
-from .known_results import KnownResults
+from .known_results import BackwardPasses, KnownResults
 from .memory import Breakdown
 from .steps import Distribution
 
