@@ -1,7 +1,5 @@
 """Files written during a training: complete, with disk space left, and only regular files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sessions of the ranks of one run, merged from disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Sessions and traces at URLs that fsspec knows, here in its memory."""
 
-from __future__ import annotations
-
 import errno
 import uuid
 from pathlib import Path

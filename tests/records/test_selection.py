@@ -1,7 +1,5 @@
 """Recommended arguments: which are taken together, and what is said about the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Steps as means of blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Finding one change of level in a series."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from lightning_perf.stats.datasheets import datasheet_of

@@ -1,7 +1,5 @@
 """Intervals of steps and ratios from a few runs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

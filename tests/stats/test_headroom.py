@@ -1,7 +1,5 @@
 """The largest batch that fits."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

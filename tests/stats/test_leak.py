@@ -1,7 +1,5 @@
 """The trend of memory: leaks that it finds, and growth that is no leak."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

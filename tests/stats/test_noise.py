@@ -1,7 +1,5 @@
 """The noise band: changes that count as none."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

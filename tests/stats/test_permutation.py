@@ -1,7 +1,5 @@
 """The exact test, and the smallest p-value of few runs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decisions from alternating blocks, on simulated steps."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import pairwise

@@ -4,8 +4,6 @@ With 700 trials a share of 95 % is known to ± 1.6 % (two standard errors), so t
 within that much.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verdicts from an interval and the noise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

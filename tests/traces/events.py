@@ -1,7 +1,5 @@
 """Synthetic traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Synthetic traces of several ranks that exchange gradients."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real traces next to the repository, if present."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Collectives: kind, size, bandwidth, what hides them, and what sharded training fetches ahead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 from typing import Any

@@ -1,7 +1,5 @@
 """What a step waits for: every nanosecond of the analyzed span belongs to one cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small traces of our own making, recorded on a CPU by record_fixtures.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

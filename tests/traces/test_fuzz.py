@@ -1,7 +1,5 @@
 """No file makes the reader crash: it gives a record that adds up, or a TraceError."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

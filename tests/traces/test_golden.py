@@ -1,7 +1,5 @@
 """Figures from the tests of the projects that the real traces come from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces of our own trainings, recorded on a GPU: each names its fault, with and without its session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A trace from a stranger is refused in one line, or shown in every form without harm."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -4,8 +4,6 @@ The index clips to the steps' windows on the host. So do these tests; where the 
 golden figures are its measure (test_golden.py).
 """
 
-from __future__ import annotations
-
 from statistics import median
 
 import numpy as np

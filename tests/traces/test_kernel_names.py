@@ -1,7 +1,5 @@
 """Kernels are classified by name, across vendors and generations."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_perf.traces.kernels import converts_layout, kernel_kind, kernel_precision, uses_tensor_cores

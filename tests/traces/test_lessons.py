@@ -1,7 +1,5 @@
 """What the real traces teach, line by line."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_perf.traces.timeline import Timeline

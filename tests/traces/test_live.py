@@ -1,7 +1,5 @@
 """Events of a running profiler say the same as the file that it writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Several ranks' traces: collectives matched, clocks aligned, and the rank named that the others wait for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

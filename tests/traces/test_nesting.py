@@ -1,7 +1,5 @@
 """The call tree equals the one found by looking for the smallest enclosing event."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Occupancy and SM efficiency, where the profiler wrote them with the kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators by the memory they allocate, where the profiler recorded it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

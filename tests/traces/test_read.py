@@ -1,7 +1,5 @@
 """Any file is read, or refused with a reason."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """The user's code in stacks that the profiler of torch 1.8 to 1.11 wrote into the arguments of operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
