@@ -19,7 +19,6 @@ def test_change_is_found_where_it_was_planted_when_the_level_rises(at):
     series = 1.0 + _noise(60, at)
     series[at:] += 0.3
     change = find_change(series)
-    assert change is not None
     assert abs(change.index - at) <= 1
     assert change.before == pytest.approx(1.0, abs=0.03)
     assert change.after == pytest.approx(1.3, abs=0.03)
@@ -27,13 +26,11 @@ def test_change_is_found_where_it_was_planted_when_the_level_rises(at):
 
 def test_change_is_found_with_the_lower_level_after_when_the_level_falls():
     change = find_change([2.0] * 20 + [1.0] * 20)
-    assert change is not None
     assert (change.index, change.before, change.after) == (20, 2.0, 1.0)
 
 
 def test_a_slow_rise_is_found_as_one_step_in_its_middle():
     change = find_change(1.0 + 0.01 * np.arange(60) + _noise(60, 5))
-    assert change is not None
     assert change.index == pytest.approx(30, abs=2)
     assert change.after - change.before == pytest.approx(0.3, abs=0.03)
 

@@ -32,8 +32,6 @@ _FILE = Path(__file__).parents[2] / "benchmarks" / "comparison" / "simulated_ses
 
 def _load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("simulated_sessions", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -50,7 +48,6 @@ def compared(base: Session | list[Session], new: Session | list[Session]) -> Com
 
 def change(comparison: Comparison, name: str = "step") -> str:
     found = comparison.time(name)
-    assert found is not None
     return found.change
 
 
@@ -78,7 +75,6 @@ def test_interval_holds_the_truth_when_steps_resemble_their_neighbors(noise: dic
     held = 0
     for i in range(60):
         ratio = compared(simulated(2 * i, **noise), simulated(2 * i + 1, slower=1.1, **noise)).times[0].ratio
-        assert ratio is not None
         held += ratio.low <= 1.1 <= ratio.high
     assert held >= 52  # three standard errors below 95 %
 
@@ -91,7 +87,6 @@ def test_the_phase_that_grew_is_first() -> None:
     assert [one.name for one in comparison.times[:3]] == ["step", "wall", "data_wait"]
     grown = comparison.times[2]
     assert grown.change == "slower"
-    assert grown.ratio is not None
     assert grown.ratio.value == pytest.approx(3.0, rel=0.1)
 
 
@@ -116,11 +111,9 @@ def test_times_are_of_a_sample_when_batches_differ_in_size() -> None:
 
 def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
     base = simulated(1)
-    assert base.steady is not None
     phases = {name: phase for name, phase in base.steady.phases.items() if name != "validation"}
     found = compared(msgspec.structs.replace(base, steady=msgspec.structs.replace(base.steady, phases=phases)),
                      simulated(2)).time("validation")  # fmt: skip
-    assert found is not None
     assert found.base_s == 0.0
     assert found.ratio is None
     assert "did not occur" in found.reason
@@ -128,7 +121,6 @@ def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
 
 def test_reason_is_recorded_when_the_steady_state_was_never_reached() -> None:
     step = compared(simulated(1), msgspec.structs.replace(simulated(2), steady=None)).time("step")
-    assert step is not None
     assert (step.new_s, step.ratio, step.change) == (None, None, "inconclusive")
     assert step.reason == "new: it has no steady steps"
 
@@ -137,7 +129,6 @@ def test_phase_did_not_occur_when_no_step_was_measured() -> None:
     new = msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, id="new"))
     empty = msgspec.structs.replace(new, steady=msgspec.structs.replace(new.steady, n_steps=0))
     found = compared(starved(), empty).time("forward")
-    assert found is not None
     assert "did not occur" in found.reason
 
 
@@ -163,8 +154,6 @@ def test_noise_is_what_the_runs_differ_by_when_there_are_several_a_side() -> Non
     comparison = compared(base, new)
     single = compared(base[0], new[0])
     ratio, wider = comparison.times[0].ratio, single.times[0].ratio
-    assert ratio is not None
-    assert wider is not None
     assert ratio.high / ratio.low < wider.high / wider.low
     assert comparison.run_noise_basis.startswith("not used")
 

@@ -20,7 +20,6 @@ from lightning_perf.stats.datasheets import datasheet_of
 )
 def test_datasheet_gives_dense_figures_when_the_chip_is_known(name: str, precision: str, peak: float) -> None:
     found = datasheet_of(name)
-    assert found is not None
     assert found.matmul_flops_per_s[precision] == peak
     assert found.source
 
@@ -34,7 +33,6 @@ def test_datasheet_is_none_when_the_chip_is_unknown(name: str) -> None:
 
 def test_datasheet_has_no_bf16_when_the_chip_has_none() -> None:
     found = datasheet_of("Tesla T4")
-    assert found is not None
     assert "bf16" not in found.matmul_flops_per_s
 
 
@@ -92,7 +90,6 @@ def test_datasheet_agrees_with_lightnings_table_where_that_is_right(name: str) -
     theirs = throughput._CUDA_FLOPS[IN_BOTH[name]]
     keys = {"fp32": torch.float32, "tf32": "tfloat32", "bf16": torch.bfloat16, "fp16": torch.float16}
     found = datasheet_of(name)
-    assert found is not None
     for precision, speed in found.matmul_flops_per_s.items():
         expected = theirs[keys[precision]] / WRONG_THERE.get((IN_BOTH[name], precision), 1)
         assert speed == pytest.approx(expected, rel=0.02), precision

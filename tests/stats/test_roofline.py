@@ -84,7 +84,6 @@ def test_advice_names_the_precision_when_arithmetic_decides() -> None:
 def test_utilisation_has_both_denominators_and_leaves_recomputation_out() -> None:
     chip = DatasheetPeak(chip="X", matmul_flops_per_s={"fp32": 2e11}, memory_bytes_per_s=None, source="its datasheet")
     used = assessed(profile(recomputed_flops=10**9), CEILINGS, chip, times(0.1), 20).utilisation
-    assert used is not None
     assert used.flops_per_s == pytest.approx(2e10)
     assert used.measured_fraction == pytest.approx(0.2)
     assert used.measured_flops_per_s == 1e11
@@ -186,7 +185,6 @@ def test_bound_stays_unknown_without_the_memorys_rate() -> None:
 
 def test_utilisation_is_of_the_forward_pass_where_no_step_was_timed() -> None:
     used = assessed(profile(forward_s=times(0.1)), CEILINGS, None).utilisation
-    assert used is not None
     assert used.flops_per_s == pytest.approx(1e10)
 
 

@@ -16,8 +16,6 @@ _FILE = Path(__file__).parents[2] / "benchmarks" / "statistics" / "simulated.py"
 
 def _load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("simulated_trials", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

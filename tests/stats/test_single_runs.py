@@ -32,7 +32,6 @@ def test_level_is_less_certain_when_neighbors_are_alike() -> None:
 
 def test_ratio_is_above_one_when_the_new_run_is_slower() -> None:
     interval = ratio_of([Level(math.log(0.1), 0.0, 16)], [Level(math.log(0.12), 0.0, 16)], noise=0.03)
-    assert interval is not None
     assert interval.value == pytest.approx(1.2)
     # Nothing is left to be uncertain of but what runs differ by.
     assert interval.low == pytest.approx(1.2 / 1.03)
@@ -43,7 +42,6 @@ def test_ratio_takes_the_runs_own_spread_when_both_sides_have_three() -> None:
     base = [Level(math.log(value), None, 0) for value in (0.100, 0.101, 0.1005)]
     new = [Level(math.log(value), None, 0) for value in (0.110, 0.111, 0.1105)]
     interval = ratio_of(base, new, noise=0.5)
-    assert interval is not None
     assert 1.08 < interval.low < 1.1 < interval.high < 1.12
 
 
@@ -51,16 +49,12 @@ def test_ratio_is_wider_when_two_runs_of_a_side_differ_by_more_than_the_noise() 
     new = [Level(math.log(0.1), 1e-6, 16)]
     alike = ratio_of([Level(math.log(value), 1e-6, 16) for value in (0.100, 0.101)], new, noise=0.03)
     apart = ratio_of([Level(math.log(value), 1e-6, 16) for value in (0.090, 0.110)], new, noise=0.03)
-    assert alike is not None
-    assert apart is not None
     assert math.log(apart.high / apart.low) > 4 * math.log(alike.high / alike.low)
 
 
 def test_ratio_is_narrower_when_one_side_has_more_runs() -> None:
     one = [Level(math.log(0.1), 1e-6, 16)]
     single, several = ratio_of(one, one, 0.03), ratio_of(one * 4, one, 0.03)
-    assert single is not None
-    assert several is not None
     assert several.high < single.high
 
 

@@ -207,7 +207,6 @@ def test_exposed_time_of_steps_agrees_with_the_index(row: Any) -> None:
 @pytest.mark.parametrize("row", WITH_COLLECTIVES, ids=[row.file for row in WITH_COLLECTIVES])
 def test_rows_add_up_to_all_collectives_on_real_traces(row: Any) -> None:
     found = record(row.file).communication
-    assert found is not None
     assert sum(one.n for one in found.collectives) == found.n
     assert sum(one.total_s for one in found.collectives) == pytest.approx(sum(found.by_name.values()))
     assert all(one.exposed_s <= one.total_s for one in found.collectives)
@@ -218,13 +217,10 @@ def test_rows_add_up_to_all_collectives_on_real_traces(row: Any) -> None:
 @needs_shared_traces
 def test_real_traces_have_sizes_groups_and_bandwidth() -> None:
     found = record("sampled-rank-0-of-128.json.gz").communication
-    assert found is not None
     gathers = [one for one in found.collectives if one.kind == "all_gather"]
     assert [(one.group_size, one.mean_bytes) for one in gathers] == [(64, 1 << 30)]
     largest = record("a100-8-ranks-mix.json.gz").communication
-    assert largest is not None
     fastest = max(one.bus_bytes_per_s or 0.0 for one in largest.collectives)
     assert 100e9 < fastest < 300e9  # NVLink of an A100: 300 GB/s each way
     unsized = record("v100-ddp-unbucketed.json.gz").communication
-    assert unsized is not None
     assert [(one.n, one.mean_bytes, one.bus_bytes_per_s) for one in unsized.collectives] == [(2020, None, None)]

@@ -17,7 +17,6 @@ def _path(folder: Path, events: list[Any], step: tuple[int, int] | None = (0, 10
     marks = [event("user_annotation", "ProfilerStep#1", step[0], step[1] - step[0])] if step else []
     record = analyze(write(folder / "trace.json", document([*marks, *events])))
     path = record.critical_path
-    assert path is not None
     assert sum(path.causes.values()) == pytest.approx(record.span_s, rel=1e-9)
     return path
 
@@ -55,7 +54,6 @@ def test_gap_is_long_when_the_host_does_more_than_launch(tmp_path, call_us, long
             document([event("user_annotation", "ProfilerStep#1", 0, 3500), *launched(MATMUL, 0, 10, 100, 1), *late]),
         )
     )
-    assert record.critical_path is not None
     assert record.critical_path.long_gaps_s == pytest.approx(long_us * 1e-6)
 
 
@@ -84,7 +82,6 @@ def test_copies_from_ordinary_memory_count_when_the_call_returns_just_before_the
     # The device is idle after the copy because the host copied until then.
     assert _us(_path(tmp_path, events)) == {"compute": 110, "pageable_copy": 560 + 283, "hidden": 7, "queue": 40}
     syncs = analyze(tmp_path / "trace.json").syncs
-    assert syncs is not None
     assert (syncs.sites, syncs.idle_after_s, syncs.blocking_copy_n) == ((), 0.0, 0)
 
 

@@ -24,7 +24,6 @@ def function_line(function: object) -> str:
 def test_item_in_a_loop_is_placed_in_the_users_code() -> None:
     record = said("cpu-item-loop.json.gz")
     line = function_line(record_fixtures.ItemLoop.forward)
-    assert record.syncs is not None
     assert record.syncs.item_n == 120
     site = record.syncs.sites[0]
     assert (site.site, site.function, site.call, site.n) == (line, "forward", "aten::item", 120)
@@ -39,7 +38,6 @@ def test_item_in_a_loop_is_placed_in_the_users_code() -> None:
 
 def test_attention_written_out_is_placed_in_the_users_code() -> None:
     attention = said("cpu-attention.json.gz").attention
-    assert attention is not None
     assert (attention.site, attention.n) == (function_line(record_fixtures.WrittenOutAttention.forward), 3)
     assert (attention.rows, attention.columns) == (128, 128)
     assert attention.share > 0.3
@@ -50,7 +48,6 @@ def test_plain_training_is_read_without_stacks_or_device() -> None:
     assert not record.has_stacks
     assert record.has_shapes
     assert record.attention is None
-    assert record.convolutions is not None
     assert record.convolutions.bias_before_batch_norm_n == 3
     assert record.missing["device"] == "the trace is of a CPU run"
     assert record.kernels is record.idle is record.copies is record.device is None

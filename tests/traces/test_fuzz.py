@@ -65,7 +65,6 @@ def read_or_refuse(file: Path) -> TraceRecord | None:
     except TraceError:
         return None
     for step in (*record.steps, record.whole):
-        assert step is not None
         assert sum(step.categories.values()) == pytest.approx(step.duration_s, rel=1e-9, abs=1e-9)
         assert min(step.categories.values()) >= 0
         assert step.busy_fraction is None or 0 <= step.busy_fraction <= 1

@@ -36,7 +36,6 @@ def test_step_categories_equal_those_of_the_old_tab(file: str) -> None:
 def test_device_activity_equals_the_reference(file: str) -> None:
     expected: dict[str, Any] = golden(file)
     device = record(file).device
-    assert device is not None
     for seconds, key in (
         (device.compute_s, "computation_time"),
         (device.busy_s, "busy_time"),
@@ -54,7 +53,6 @@ def test_device_activity_equals_the_reference(file: str) -> None:
 def test_no_tensor_core_is_used_when_the_reference_says_so(file: str) -> None:
     kernels = record(file).kernels
     assert golden(file)["tensor_core_pct"] == 0.0
-    assert kernels is not None
     assert kernels.tensor_core_fraction == 0.0
     assert kernels.matrix_tensor_core_fraction == 0.0
     assert max(kernels.matrix_precisions, key=kernels.matrix_precisions.__getitem__) == "fp32"
@@ -63,22 +61,18 @@ def test_no_tensor_core_is_used_when_the_reference_says_so(file: str) -> None:
 @pytest.mark.parametrize("file", PAIR)
 def test_occupancy_and_sm_efficiency_are_those_of_the_reference(file: str) -> None:
     kernels, expected = record(file).kernels, golden(file)
-    assert kernels is not None
     assert kernels.sm_efficiency == pytest.approx(expected["sm_efficiency_pct"] / 100, abs=5e-4)
     assert kernels.occupancy == pytest.approx(expected["achieved_occupancy_pct"] / 100, abs=1e-4)
 
 
 def test_matrix_kernels_take_two_thirds_when_the_reference_says_so() -> None:
     kernels = record(PAIR[0]).kernels
-    assert kernels is not None
     share = sum(kernels.kinds[kind].share for kind in ("matmul", "convolution"))
     assert share == pytest.approx(0.68, abs=0.01)
 
 
 def test_driver_memory_calls_explain_the_idle_device_when_the_allocator_churns() -> None:
     said = record("ddp-resnet18-mi300.json.gz")
-    assert said.allocator is not None
-    assert said.device is not None
     free = said.allocator.calls[0]
     assert (free.name, free.n) == ("hipFree", 1360)
     assert free.total_s == pytest.approx(3.346, rel=0.02)

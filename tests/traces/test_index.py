@@ -106,7 +106,6 @@ def test_copies_agree_with_the_index(row: Row) -> None:
 @all_rows
 def test_synchronizations_agree_with_the_index(row: Row) -> None:
     said = record(row.file).syncs
-    assert said is not None
     n = max(row.n_steps, 1)
     assert said.n / n == pytest.approx(row.syncs, abs=0.5)
     assert said.wait_s / n * 1e3 == approx(row.sync_ms)
@@ -131,6 +130,5 @@ def test_communication_agrees_with_the_index(row: Row) -> None:
 def test_categories_add_up_to_the_step_when_any_trace_is_read(row: Row) -> None:
     said = record(row.file)
     for step in (*said.steps, said.whole):
-        assert step is not None
         assert sum(step.categories.values()) == pytest.approx(step.duration_s, abs=1e-9)
         assert all(seconds >= 0 for seconds in step.categories.values())
