@@ -1,13 +1,10 @@
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 from reports.sessions import GIB, starved
 
+from benchmarks.comparison.simulated_sessions import simulated
 from lightning_perf.errors import SessionError
 from lightning_perf.records import (
     Arm,
@@ -26,19 +23,6 @@ from lightning_perf.records import (
     Trial,
 )
 from lightning_perf.stats.comparison import compare_sessions
-
-_FILE = Path(__file__).parents[2] / "benchmarks" / "comparison" / "simulated_sessions.py"
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulated_sessions", _FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulated, STEP_S = _load().simulated, _load().STEP_S
 
 
 def compared(base: Session | list[Session], new: Session | list[Session]) -> Comparison:

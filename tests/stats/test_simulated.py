@@ -4,25 +4,10 @@ With 700 trials a share of 95 % is known to ± 1.6 % (two standard errors), so t
 within that much.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-_FILE = Path(__file__).parents[2] / "benchmarks" / "statistics" / "simulated.py"
+from benchmarks.statistics import simulated
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulated_trials", _FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-simulated = _load()
 NOISES = {noise.name: noise for noise in simulated.NOISES}
 
 
