@@ -31,8 +31,7 @@ def compared(base: Session | list[Session], new: Session | list[Session]) -> Com
 
 
 def change(comparison: Comparison, name: str = "step") -> str:
-    found = comparison.time(name)
-    return found.change
+    return comparison.time(name).change
 
 
 def finding(code: str, severity: Any = "high") -> Finding:

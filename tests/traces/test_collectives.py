@@ -60,9 +60,7 @@ def told(tmp_path: Path, events: list[Any], **fields: Any) -> TraceRecord:
 
 
 def communication(tmp_path: Path, events: list[Any]) -> Communication:
-    found = told(tmp_path, events).communication
-    assert found is not None
-    return found
+    return told(tmp_path, events).communication
 
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.records import Kernels, TraceRecord
+from lightning_perf.records import TraceRecord
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_document
 from lightning_perf.traces import analyze
@@ -29,18 +29,13 @@ def analyzed(tmp_path: Path, *kernels: list[dict[str, Any]]) -> TraceRecord:
     return analyze(write(tmp_path / "trace.json", document(events)))
 
 
-def kernels_of(record: TraceRecord) -> Kernels:
-    assert record.kernels is not None
-    return record.kernels
-
-
 def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     record = analyzed(
         tmp_path,
         kernel(1, 100, 300, occupancy=80, blocks=2.0),
         kernel(2, 500, 100, occupancy=40, blocks=0.5),
     )
-    kernels = kernels_of(record)
+    kernels = record.kernels
     assert kernels.occupancy == pytest.approx(0.7)
     assert kernels.sm_efficiency == pytest.approx((300 * 1 + 100 * 0.5) / 1000)
     assert kernels.top[0].occupancy == pytest.approx(0.7)
@@ -52,12 +47,12 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
 
 def test_kernels_that_run_at_once_fill_the_device_at_most_once(tmp_path: Path) -> None:
     record = analyzed(tmp_path, kernel(1, 100, 200, blocks=0.75), kernel(2, 200, 200, blocks=0.75))
-    assert kernels_of(record).sm_efficiency == pytest.approx((100 * 0.75 + 100 * 1 + 100 * 0.75) / 1000)
+    assert record.kernels.sm_efficiency == pytest.approx((100 * 0.75 + 100 * 1 + 100 * 0.75) / 1000)
 
 
 def test_sm_efficiency_is_the_mean_over_devices(tmp_path: Path) -> None:
     record = analyzed(tmp_path, kernel(1, 100, 400, 0, blocks=1), kernel(2, 100, 200, 1, blocks=1))
-    assert kernels_of(record).sm_efficiency == pytest.approx(0.3)
+    assert record.kernels.sm_efficiency == pytest.approx(0.3)
 
 
 def test_kernels_without_figures_do_not_count_as_zero(tmp_path: Path) -> None:
@@ -67,13 +62,13 @@ def test_kernels_without_figures_do_not_count_as_zero(tmp_path: Path) -> None:
         kernel(2, 300, 100),
         *(kernel(3 + i, 500 + 20 * i, 10, occupancy=bad) for i, bad in enumerate((-1, None, "x", 10**400, 101))),
     )
-    assert kernels_of(record).occupancy == pytest.approx(0.5)
-    assert kernels_of(record).sm_efficiency is None
+    assert record.kernels.occupancy == pytest.approx(0.5)
+    assert record.kernels.sm_efficiency is None
 
 
 def test_a_trace_without_figures_says_so(tmp_path: Path) -> None:
     record = analyzed(tmp_path, kernel(1, 100, 100))
-    assert (kernels_of(record).occupancy, kernels_of(record).sm_efficiency) == (None, None)
+    assert (record.kernels.occupancy, record.kernels.sm_efficiency) == (None, None)
     assert "estimated" not in render(trace_document(record))
     assert "the profiler wrote no occupancy" in record.missing["occupancy"]
     assert "the profiler wrote no occupancy" in record.missing["sm_efficiency"]
