@@ -54,10 +54,10 @@ def test_require_free_space_raises_when_the_reserve_would_be_used(
 def test_require_free_space_asks_the_nearest_parent_when_the_folder_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
+    places: list[Path] = []
 
     def usage(path: Path) -> Usage:
-        asked.append(path)
+        places.append(path)
         if path != tmp_path:
             raise FileNotFoundError(path)
         return Usage(1, 1, 0)
@@ -65,7 +65,7 @@ def test_require_free_space_asks_the_nearest_parent_when_the_folder_is_missing(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(OSError, match="128 MiB"):
         require_free_space(tmp_path / "a" / "b", 0)
-    assert asked == [tmp_path / "a" / "b", tmp_path / "a", tmp_path]
+    assert places == [tmp_path / "a" / "b", tmp_path / "a", tmp_path]
 
 
 @pytest.mark.parametrize("folder", ["s3://bucket/logs", "zero\0byte", "x" * 300])
@@ -87,9 +87,9 @@ def test_large_file_leaves_nothing_behind_when_room_runs_out_meanwhile(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_with(free[0])(path))
     n_written = 0
     with pytest.raises(OSError, match="128 MiB"), whole_file(target) as file:  # noqa: PT012 - how far it came counts
-        keeper = SpaceCheckedFile(file, tmp_path)
+        checked = SpaceCheckedFile(file, tmp_path)
         for _ in range(100):
-            keeper.write(bytes(2**20))
+            checked.write(bytes(2**20))
             n_written += 1
             free[0] -= 2**20
     assert 1 <= n_written <= 20

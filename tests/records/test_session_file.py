@@ -218,11 +218,11 @@ def test_load_names_what_is_there_when_a_folder_has_no_session_of_its_own(tmp_pa
     for file in ("perf_session_validate.json", "version_0/perf_session.json", "version_1/other.json"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("{}")
-    with pytest.raises(SessionError) as told:
+    with pytest.raises(SessionError) as raised:
         load_run(tmp_path)
-    assert str(tmp_path / "perf_session_validate.json") in str(told.value)
-    assert str(tmp_path / "version_0" / "perf_session.json") in str(told.value)
-    assert "version_1" not in str(told.value)
+    assert str(tmp_path / "perf_session_validate.json") in str(raised.value)
+    assert str(tmp_path / "version_0" / "perf_session.json") in str(raised.value)
+    assert "version_1" not in str(raised.value)
 
 
 def test_load_names_the_command_for_a_trace(tmp_path: Path) -> None:

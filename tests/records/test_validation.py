@@ -69,7 +69,7 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "expected"),
     [
         ("run.wall_s", -1.0, "Expected seconds from 0 to 1e+09, got -1 - at `$.run.wall_s`"),
         ("run.n_steps", 2**63, "Expected a count from 0 to 9.0072e+15, got 9.22337e+18 - at `$.run.n_steps`"),
@@ -98,12 +98,12 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("epochs.0.phases.data_wait", None, "Expected seconds from 0 to 1e+09, got null, NaN or infinity"),
     ],
 )
-def test_load_names_the_bounds_when_a_value_is_outside(path: str, value: object, told: str) -> None:
+def test_load_names_the_bounds_when_a_value_is_outside(path: str, value: object, expected: str) -> None:
     steps = tuple(int(step) if step.isdigit() else step for step in path.split("."))
-    said = refusal(replaced(steps, value))
-    assert told in said
-    assert "\n" not in said
-    assert len(said) < 300
+    message = refusal(replaced(steps, value))
+    assert expected in message
+    assert "\n" not in message
+    assert len(message) < 300
 
 
 def test_load_takes_control_characters_out_of_every_text_and_key() -> None:

@@ -147,8 +147,8 @@ def test_noise_is_what_the_runs_differ_by_when_there_are_several_a_side() -> Non
 def test_findings_that_appeared_come_before_those_that_went_and_those_that_stayed() -> None:
     base = simulated(1, findings=(finding("PD101"), finding("PD201")))
     new = simulated(2, findings=(finding("PD201", "low"), finding("PD601", "medium")))
-    told = [(one.code, one.base, one.new) for one in compared(base, new).findings]
-    assert told == [("PD601", None, "medium"), ("PD101", "high", None), ("PD201", "high", "low")]
+    changes = [(one.code, one.base, one.new) for one in compared(base, new).findings]
+    assert changes == [("PD601", None, "medium"), ("PD101", "high", None), ("PD201", "high", "low")]
 
 
 def test_resolved_finding_differs_from_one_that_was_not_checked() -> None:
@@ -206,10 +206,10 @@ def test_trials_of_both_sides_are_matched_by_treatment() -> None:
         return Trial(id="t", command=("x",), status="finished", started_at="", arms=(Arm(id="baseline"), arm))
 
     comparison = compared(simulated(1, trials=(trial(1.5),)), simulated(2, trials=(trial(1.2),)))
-    [told] = comparison.trials
-    assert (told.arm, told.base.value if told.base else 0, told.new.value if told.new else 0) == ("compile", 1.5, 1.2)
-    [told] = compared(simulated(1), simulated(2, trials=(trial(1.2),))).trials
-    assert (told.base, told.base_verdict, told.new_verdict) == (None, None, "improved")
+    [found] = comparison.trials
+    assert (found.arm, found.base.value, found.new.value) == ("compile", 1.5, 1.2)
+    [found] = compared(simulated(1), simulated(2, trials=(trial(1.2),))).trials
+    assert (found.base, found.base_verdict, found.new_verdict) == (None, None, "improved")
 
 
 def test_cautions_name_what_weakens_the_comparison() -> None:

@@ -173,6 +173,6 @@ def test_a_speed_that_never_varied_explains_nothing() -> None:
 
 
 def test_all_comparisons_of_a_run_share_alpha() -> None:
-    assert sum(alpha_of(look) for look in range(20)) == pytest.approx(ALPHA)
+    assert sum(alpha_of(n) for n in range(20)) == pytest.approx(ALPHA)
     assert alpha_of(0) == pytest.approx(0.9 * ALPHA)
     assert alpha_of(0) > alpha_of(1) > alpha_of(2) > 0

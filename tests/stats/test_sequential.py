@@ -47,7 +47,7 @@ def test_gain_is_kept_when_it_is_beyond_the_noise(gain: float) -> None:
     assert all(len(trial.logs) <= 24 for trial in trials)
 
 
-def test_slower_change_is_undone_at_the_first_look() -> None:
+def test_slower_change_is_undone_at_the_first_check() -> None:
     trial = decide(3, 0.5, 0.01)
     assert trial.verdict() == "undone"
     assert len(trial.logs) == 6
@@ -75,7 +75,7 @@ def test_interval_becomes_narrower_with_each_value_and_is_unbounded_with_two() -
     margins = [_margin(n, 1.0) for n in range(2, 50)]
     assert margins[0] == math.inf
     assert all(before > after for before, after in pairwise(margins))
-    assert margins[-1] > stats.t.ppf(0.975, 48) / math.sqrt(49)  # wider than with one look only
+    assert margins[-1] > stats.t.ppf(0.975, 48) / math.sqrt(49)  # wider than for a single check
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 7])

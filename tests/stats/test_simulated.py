@@ -1,6 +1,6 @@
 """How often the statistics are right on simulated machines: a small version of benchmarks/statistics, seeds fixed.
 
-With 700 trials a share of 95 % is known to ± 1.6 % (two standard errors), so the bounds of 93 and 97 % are asked for
+With 700 trials a share of 95 % is known to ± 1.6 % (two standard errors), so the bounds of 93 and 97 % are tested
 within that much.
 """
 
@@ -31,20 +31,20 @@ def test_interval_of_a_rung_is_careful_when_there_are_two_runs_each(name: str) -
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("name", NOISES)
 def test_an_arm_that_changes_nothing_is_called_a_change_in_at_most_5_percent(name: str, repeats: int) -> None:
-    told = simulated.calls(NOISES[name], repeats, 1.0, 200)
-    assert told.get("improved", 0) + told.get("regressed", 0) <= 0.05
+    verdicts = simulated.calls(NOISES[name], repeats, 1.0, 200)
+    assert verdicts.get("improved", 0) + verdicts.get("regressed", 0) <= 0.05
 
 
 @pytest.mark.parametrize("name", ["runs differ by 1 %", "heavy tails and drift of 3 %"])
 def test_stopping_early_keeps_false_positives_below_5_percent(name: str) -> None:
-    told, made = simulated.stopped_early(NOISES[name], 1.0, 60)
-    assert told.get("improved", 0) + told.get("regressed", 0) <= 0.05
+    verdicts, made = simulated.stopped_early(NOISES[name], 1.0, 60)
+    assert verdicts.get("improved", 0) + verdicts.get("regressed", 0) <= 0.05
     assert made <= 2
 
 
 def test_stopping_early_saves_runs_when_the_gain_is_clear() -> None:
-    told, made = simulated.stopped_early(NOISES["runs differ by 1 %"], 1.5, 30)
-    assert told["improved"] >= 0.95
+    verdicts, made = simulated.stopped_early(NOISES["runs differ by 1 %"], 1.5, 30)
+    assert verdicts["improved"] >= 0.95
     assert made < 0.8
 
 

@@ -43,7 +43,7 @@ def test_bus_factor_is_that_of_nccl_tests(kind: str, factor: float) -> None:
     assert bus_factor(kind, 8) == factor
 
 
-def asked(
+def requested(
     call: str, start_us: float, kernel_us: tuple[float, float], number: int, kernel: str, **arguments: Any
 ) -> list:
     """A call of c10d's, its annotation, and the kernel that it launches."""
@@ -55,12 +55,12 @@ def asked(
     ]
 
 
-def told(tmp_path: Path, events: list[Any], **fields: Any) -> TraceRecord:
+def analyzed(tmp_path: Path, events: list[Any], **fields: Any) -> TraceRecord:
     return analyze(write(tmp_path / "t.pt.trace.json", document(events, distributedInfo=JOB, **fields)))
 
 
 def communication(tmp_path: Path, events: list[Any]) -> Communication:
-    return told(tmp_path, events).communication
+    return analyzed(tmp_path, events).communication
 
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
@@ -68,7 +68,7 @@ GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 
 def test_kernel_gets_kind_size_and_group_from_the_call_that_launched_it(tmp_path: Path) -> None:
     sizes = {"In msg nelems": 1 << 20, "dtype": "BFloat16", "Group size": 2, "Collective name": "allreduce"}
-    found = communication(tmp_path, asked("nccl:all_reduce", 1000, (1100, 2000), 5, GENERIC, **sizes))
+    found = communication(tmp_path, requested("nccl:all_reduce", 1000, (1100, 2000), 5, GENERIC, **sizes))
     (row,) = found.collectives
     assert (row.kind, row.group_size, row.mean_bytes, row.n) == ("all_reduce", 2, 2 << 20, 1)
     assert row.total_s == row.exposed_s == pytest.approx(2e-3)
@@ -100,7 +100,7 @@ def test_all_gather_counts_output_bytes_and_infers_the_group_size(tmp_path: Path
 
 def test_exposed_is_what_no_other_kernel_hides(tmp_path: Path) -> None:
     events = [
-        *asked("nccl:all_reduce", 1000, (1100, 1000), 5, GENERIC),
+        *requested("nccl:all_reduce", 1000, (1100, 1000), 5, GENERIC),
         *launched("ampere_sgemm_128x64_tn", 1050, 1060, 440, 6),  # until 1500
     ]
     found = communication(tmp_path, events)
@@ -115,7 +115,7 @@ def test_sizes_of_one_row_are_within_a_power_of_two(tmp_path: Path) -> None:
     events: list[Any] = []
     for i, n in enumerate((1000, 1023, 4096, 4097)):
         sizes = {"In msg nelems": n, "dtype": "Float", "Group size": 4}
-        events += asked("nccl:all_reduce", 1000 * i, (1000 * i + 100, 100), i + 1, GENERIC, **sizes)
+        events += requested("nccl:all_reduce", 1000 * i, (1000 * i + 100, 100), i + 1, GENERIC, **sizes)
     rows = communication(tmp_path, events).collectives
     assert sorted((row.n, row.mean_bytes) for row in rows) == [(2, 4046), (2, 16386)]
 
@@ -158,7 +158,7 @@ def test_kind_of_gloos_all_reduce_is_the_requested_one(tmp_path: Path) -> None:
 
 def test_sharded_traffic_is_split_by_phase_and_overlap(tmp_path: Path) -> None:
     def gather(at_us: float, kernel: tuple[float, float], number: int) -> list[Any]:
-        return asked("nccl:_all_gather_base", at_us, kernel, number, "ncclDevKernel_AllGather_RING_LL(x)")
+        return requested("nccl:_all_gather_base", at_us, kernel, number, "ncclDevKernel_AllGather_RING_LL(x)")
 
     events = [
         event("user_annotation", "ProfilerStep#1", 0, 10000),
@@ -169,7 +169,7 @@ def test_sharded_traffic_is_split_by_phase_and_overlap(tmp_path: Path) -> None:
         *launched("ampere_sgemm_128x64_tn", 150, 1200, 1000, 2),
         *gather(300, (1210, 900), 3),  # hidden
         *gather(4100, (4200, 1000), 4),
-        *asked("nccl:_reduce_scatter_base", 6000, (6100, 500), 5, "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)"),
+        *requested("nccl:_reduce_scatter_base", 6000, (6100, 500), 5, "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)"),
     ]
     shards = {(one.kind, one.phase): one for one in communication(tmp_path, events).shards}
     assert set(shards) == {
@@ -182,7 +182,7 @@ def test_sharded_traffic_is_split_by_phase_and_overlap(tmp_path: Path) -> None:
 
 
 def test_gathers_of_no_sharded_training_are_not_called_so(tmp_path: Path) -> None:
-    events = asked("nccl:_all_gather_base", 100, (200, 1000), 1, "ncclDevKernel_AllGather_RING_LL(x)")
+    events = requested("nccl:_all_gather_base", 100, (200, 1000), 1, "ncclDevKernel_AllGather_RING_LL(x)")
     assert communication(tmp_path, events).shards == ()
 
 
@@ -196,8 +196,8 @@ NEAR_THE_HOST = [row for row in WITH_COLLECTIVES if not row.file.startswith("res
 @needs_shared_traces
 @pytest.mark.parametrize("row", NEAR_THE_HOST, ids=[row.file for row in NEAR_THE_HOST])
 def test_exposed_time_of_steps_agrees_with_the_index(row: Any) -> None:
-    said = record(row.file)
-    exposed_ms = median(step.categories["communication"] for step in said.steps) * 1e3
+    result = record(row.file)
+    exposed_ms = median(step.categories["communication"] for step in result.steps) * 1e3
     assert exposed_ms == pytest.approx(row.exposed_ms, rel=0.02)
 
 

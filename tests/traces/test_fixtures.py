@@ -12,7 +12,7 @@ from . import record_fixtures
 FOLDER = Path(__file__).parent / "fixtures"
 
 
-def said(name: str) -> TraceRecord:
+def analyzed(name: str) -> TraceRecord:
     return analyze(FOLDER / name)
 
 
@@ -22,7 +22,7 @@ def function_line(function: object) -> str:
 
 
 def test_item_in_a_loop_is_placed_in_the_users_code() -> None:
-    record = said("cpu-item-loop.json.gz")
+    record = analyzed("cpu-item-loop.json.gz")
     line = function_line(record_fixtures.ItemLoop.forward)
     assert record.syncs.item_n == 120
     site = record.syncs.sites[0]
@@ -37,14 +37,14 @@ def test_item_in_a_loop_is_placed_in_the_users_code() -> None:
 
 
 def test_attention_written_out_is_placed_in_the_users_code() -> None:
-    attention = said("cpu-attention.json.gz").attention
+    attention = analyzed("cpu-attention.json.gz").attention
     assert (attention.site, attention.n) == (function_line(record_fixtures.WrittenOutAttention.forward), 3)
     assert (attention.rows, attention.columns) == (128, 128)
     assert attention.share > 0.3
 
 
 def test_plain_training_is_read_without_stacks_or_device() -> None:
-    record = said("cpu-plain.json.gz")
+    record = analyzed("cpu-plain.json.gz")
     assert not record.has_stacks
     assert record.has_shapes
     assert record.attention is None
@@ -62,7 +62,7 @@ def test_plain_training_is_read_without_stacks_or_device() -> None:
 
 
 def test_forward_and_backward_are_separate_when_both_run_on_one_thread() -> None:
-    operators = {operator.name: operator for operator in said("cpu-plain.json.gz").operators}
+    operators = {operator.name: operator for operator in analyzed("cpu-plain.json.gz").operators}
     assert operators["aten::convolution_backward"].calls == 3
     assert operators["aten::conv2d"].host_total_s >= operators["aten::conv2d"].host_self_s
-    assert sum(operator.host_self_s for operator in operators.values()) <= said("cpu-plain.json.gz").span_s
+    assert sum(operator.host_self_s for operator in operators.values()) <= analyzed("cpu-plain.json.gz").span_s

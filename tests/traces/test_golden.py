@@ -72,9 +72,9 @@ def test_matrix_kernels_take_two_thirds_when_the_reference_says_so() -> None:
 
 
 def test_driver_memory_calls_explain_the_idle_device_when_the_allocator_churns() -> None:
-    said = record("ddp-resnet18-mi300.json.gz")
-    free = said.allocator.calls[0]
+    result = record("ddp-resnet18-mi300.json.gz")
+    free = result.allocator.calls[0]
     assert (free.name, free.n) == ("hipFree", 1360)
     assert free.total_s == pytest.approx(3.346, rel=0.02)
-    assert said.allocator.exposed_s > 0.9 * said.device.idle_s
-    assert said.startup is None  # 1,360 calls are no start-up
+    assert result.allocator.exposed_s > 0.9 * result.device.idle_s
+    assert result.startup is None  # 1,360 calls are no start-up

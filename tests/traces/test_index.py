@@ -44,19 +44,19 @@ def approx(value: float, slack: float = 0.051) -> object:
 
 @all_rows
 def test_steps_agree_with_the_index(row: Row) -> None:
-    said = record(row.file)
-    assert len(said.steps) == row.n_steps
-    spans = [step.host_s or 0.0 for step in said.steps or (said.whole,) if step]
+    result = record(row.file)
+    assert len(result.steps) == row.n_steps
+    spans = [step.host_s or 0.0 for step in result.steps or (result.whole,) if step]
     assert median(spans) * 1e3 == approx(row.step_ms)
 
 
 @all_rows
 def test_busy_fraction_agrees_with_the_index(row: Row) -> None:
-    said = record(row.file)
-    steps = [step for step in said.steps or (said.whole,) if step]
+    result = record(row.file)
+    steps = [step for step in result.steps or (result.whole,) if step]
     if row.kernels == 0 and row.busy_percent == 0:
         assert all(step.busy_fraction is None and step.device_busy_s is None for step in steps)
-        assert said.missing["device"]
+        assert result.missing["device"]
     else:
         assert median(100 * (step.host_busy_s or 0) / (step.host_s or 1) for step in steps) == pytest.approx(
             row.busy_percent, abs=0.2
@@ -65,10 +65,10 @@ def test_busy_fraction_agrees_with_the_index(row: Row) -> None:
 
 @all_rows
 def test_loader_agrees_with_the_index(row: Row) -> None:
-    said = record(row.file)
-    steps = [step for step in said.steps or (said.whole,) if step]
+    result = record(row.file)
+    steps = [step for step in result.steps or (result.whole,) if step]
     assert median(step.loader_s for step in steps) * 1e3 == approx(row.loader_ms)
-    assert (said.loader is None) == (row.loader_ms == 0)
+    assert (result.loader is None) == (row.loader_ms == 0)
 
 
 @all_rows
@@ -92,24 +92,24 @@ def test_copies_agree_with_the_index(row: Row) -> None:
     columns = trace(row.file)
     copies = columns.rows_named(columns.rows(MEMCPY), lambda name: "HtoD" in name)
     assert median_over_windows(row.file, columns.intervals(copies)) == approx(row.h2d_ms)
-    said = record(row.file).copies
+    result = record(row.file).copies
     n = max(row.n_steps, 1)
-    if said is not None:
-        assert said.h2d_pageable_n / n == pytest.approx(row.h2d_pageable, abs=0.5)
+    if result is not None:
+        assert result.h2d_pageable_n / n == pytest.approx(row.h2d_pageable, abs=0.5)
         pinned = timeline_inside(row.file, columns.rows_named(copies, lambda name: "Pinned" in name))
         assert pinned / n == pytest.approx(row.h2d_pinned, abs=0.5)
-        assert said.h2d_n >= said.h2d_pageable_n + pinned
+        assert result.h2d_n >= result.h2d_pageable_n + pinned
     else:
         assert row.h2d_pageable == row.h2d_pinned == 0
 
 
 @all_rows
 def test_synchronizations_agree_with_the_index(row: Row) -> None:
-    said = record(row.file).syncs
+    result = record(row.file).syncs
     n = max(row.n_steps, 1)
-    assert said.n / n == pytest.approx(row.syncs, abs=0.5)
-    assert said.wait_s / n * 1e3 == approx(row.sync_ms)
-    assert said.item_n / n == pytest.approx(row.items, abs=0.5)
+    assert result.n / n == pytest.approx(row.syncs, abs=0.5)
+    assert result.wait_s / n * 1e3 == approx(row.sync_ms)
+    assert result.item_n / n == pytest.approx(row.items, abs=0.5)
 
 
 @all_rows
@@ -128,7 +128,7 @@ def test_communication_agrees_with_the_index(row: Row) -> None:
 
 @all_rows
 def test_categories_add_up_to_the_step_when_any_trace_is_read(row: Row) -> None:
-    said = record(row.file)
-    for step in (*said.steps, said.whole):
+    result = record(row.file)
+    for step in (*result.steps, result.whole):
         assert sum(step.categories.values()) == pytest.approx(step.duration_s, abs=1e-9)
         assert all(seconds >= 0 for seconds in step.categories.values())

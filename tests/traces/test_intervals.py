@@ -57,8 +57,8 @@ def test_covered_counts_moments_of_each_query(first: list[tuple[int, int]], quer
 
 
 @given(pairs, st.lists(edges, max_size=10))
-def test_contains_takes_single_moments(first: list[tuple[int, int]], asked: list[int]) -> None:
-    assert make(first).contains(asked).tolist() == [moment in moments(first) for moment in asked]
+def test_contains_takes_single_moments(first: list[tuple[int, int]], queries: list[int]) -> None:
+    assert make(first).contains(queries).tolist() == [moment in moments(first) for moment in queries]
 
 
 def test_lengths_stay_exact_when_times_need_all_of_62_bits() -> None:

@@ -20,13 +20,13 @@ def test_steps_follow_the_device_when_the_host_runs_ahead() -> None:
     steps = Timeline(trace(file)).steps
     assert steps.host_ends[-1] / 1e6 == pytest.approx(49, abs=0.5)
     assert steps.ends[-1] / 1e6 == pytest.approx(87, abs=0.5)
-    said = record(file)
+    result = record(file)
     # What the device still did for the steps before the first begins before it, and is not charged to it.
     assert steps.starts[0] > steps.host_starts[0] + 20e6
-    assert all(step.busy_fraction is not None and step.busy_fraction > 0.99 for step in said.steps)
+    assert all(step.busy_fraction is not None and step.busy_fraction > 0.99 for step in result.steps)
     # A step has the kernels that it launched, wherever on the device's clock they ran.
-    assert [step.n_kernels for step in said.steps] == [746, 746, 746]
-    assert said.communication.n_per_step >= 4
+    assert [step.n_kernels for step in result.steps] == [746, 746, 746]
+    assert result.communication.n_per_step >= 4
 
 
 def test_totals_and_tails_show_stalls_when_the_median_hides_them() -> None:
@@ -48,10 +48,10 @@ def test_loader_time_behind_kernels_is_not_charged_when_the_device_works_meanwhi
 
 def test_synchronizations_are_charged_with_idle_time_only_when_they_are_many() -> None:
     for file in ("sam-fp32-syncs-a100.json.gz", "sam-mended-a100.json.gz", "copy-pinned-a100.json.gz"):
-        said = record(file)
-        assert said.syncs.idle_after_s is not None
-        waited = said.syncs.wait_s + said.syncs.blocking_copy_wait_s
-        assert said.syncs.idle_after_s <= min(waited, said.device.idle_s) + 1e-9
+        result = record(file)
+        assert result.syncs.idle_after_s is not None
+        waited = result.syncs.wait_s + result.syncs.blocking_copy_wait_s
+        assert result.syncs.idle_after_s <= min(waited, result.device.idle_s) + 1e-9
     pinned = record("copy-pinned-a100.json.gz").syncs
     # The host waits 306 ms for copies that keep the device busy all the while: next to nothing is lost.
     assert pinned.wait_s == pytest.approx(0.306, rel=0.02)
@@ -59,10 +59,10 @@ def test_synchronizations_are_charged_with_idle_time_only_when_they_are_many() -
 
 
 def test_waits_inside_copies_are_found_when_no_synchronizing_call_was_made() -> None:
-    said = record("sam-fp32-syncs-a100.json.gz").syncs
-    assert said.blocking_copy_wait_s > said.wait_s
-    assert said.sites[0].call == "cudaMemcpyAsync"
-    assert said.sites[0].site == "aten::nonzero"
+    result = record("sam-fp32-syncs-a100.json.gz").syncs
+    assert result.blocking_copy_wait_s > result.wait_s
+    assert result.sites[0].call == "cudaMemcpyAsync"
+    assert result.sites[0].site == "aten::nonzero"
 
 
 def test_start_up_is_separate_when_a_trace_has_no_steps() -> None:
@@ -76,11 +76,11 @@ def test_start_up_is_separate_when_a_trace_has_no_steps() -> None:
 
 def test_predicted_step_takes_the_longer_of_host_and_device_when_a_cause_goes() -> None:
     for file in ("sam-fp32-syncs-a100.json.gz", WORKERS_0, "v100-ddp-unbucketed.json.gz", "owlv2-h100.json.gz"):
-        said = record(file)
-        n = max(len(said.steps), 1)
-        windows = said.steps or ((said.whole,) if said.whole else ())
+        result = record(file)
+        n = max(len(result.steps), 1)
+        windows = result.steps or ((result.whole,) if result.whole else ())
         device_s = sum(step.device_busy_s or 0 for step in windows) / n
-        for each in said.what_if:
+        for each in result.what_if:
             assert 0 <= each.low_s <= each.high_s <= each.step_s + 1e-12
             assert each.low_s >= each.step_s - each.claim_s / n - 1e-9
             if each.cause in ("loader", "sync", "launch", "allocator"):
@@ -110,8 +110,8 @@ def test_fixed_step_is_in_the_interval_predicted_from_the_starved_one() -> None:
 def test_only_the_first_of_the_pair_is_starved() -> None:
     shares = []
     for file in (WORKERS_0, WORKERS_4):
-        said = record(file)
-        shares.append(said.loader.exposed_s / said.span_s)
+        result = record(file)
+        shares.append(result.loader.exposed_s / result.span_s)
     assert shares[0] > 0.2
     assert shares[1] < 0.05
 
@@ -131,21 +131,21 @@ def test_many_collectives_are_counted_when_gradients_are_not_bucketed() -> None:
     ],
 )
 def test_a_missing_device_side_is_named_when_there_are_no_kernels(file: str, words: str) -> None:
-    said = record(file)
-    assert words in said.missing["device"]
-    assert (said.verdict is None) == ("CPU" in words)
-    assert said.verdict is None or (said.verdict.category, said.verdict.code) == ("unknown", None)
-    assert said.device is None
-    assert said.kernels is None
-    assert said.idle is None
-    assert not [each for each in said.what_if if each.cause in ("sync", "launch", "transfer")]
+    result = record(file)
+    assert words in result.missing["device"]
+    assert (result.verdict is None) == ("CPU" in words)
+    assert result.verdict is None or (result.verdict.category, result.verdict.code) == ("unknown", None)
+    assert result.device is None
+    assert result.kernels is None
+    assert result.idle is None
+    assert not [each for each in result.what_if if each.cause in ("sync", "launch", "transfer")]
 
 
 def test_rank_and_world_size_are_read_when_the_trace_has_them() -> None:
-    told = {file: (record(file).rank, record(file).world_size) for file in (
+    ranks = {file: (record(file).rank, record(file).world_size) for file in (
         "a100-8-ranks-mix.json.gz", "sampled-rank-1-of-128.json.gz", "cpu-only-rank34.json.gz", WORKERS_0
     )}  # fmt: skip
-    assert list(told.values()) == [(3, 8), (1, 128), (34, 300), (None, None)]
+    assert list(ranks.values()) == [(3, 8), (1, 128), (34, 300), (None, None)]
 
 
 def test_device_is_named_when_several_are_listed() -> None:
@@ -168,9 +168,9 @@ def test_kernels_are_charged_to_operators_when_ids_differ_between_versions() -> 
     for file in (WORKERS_0, "v100-ddp-unbucketed.json.gz", "sam-fp32-syncs-a100.json.gz", "qwen-h100.json.gz"):
         timeline = Timeline(trace(file))
         assert ((timeline.operator_of_work >= 0) | (timeline.launches.runtime_rows < 0)).mean() > 0.97
-        said = record(file)
-        attributed = sum(operator.device_self_s for operator in said.operators)
-        work = said.device
+        result = record(file)
+        attributed = sum(operator.device_self_s for operator in result.operators)
+        work = result.device
         assert attributed == pytest.approx(work.busy_s, rel=0.05)
 
 

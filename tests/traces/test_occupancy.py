@@ -15,11 +15,11 @@ from .events import document, event, launched, write
 STEP = event("user_annotation", "ProfilerStep#1", 0, 1000)
 
 
-def kernel(correlation: int, start_us: float, duration_us: float, device: int = 0, **told: Any) -> list[dict[str, Any]]:
+def kernel(correlation: int, start_us: float, duration_us: float, device: int = 0, **more: Any) -> list[dict[str, Any]]:
     events = launched("ampere_sgemm", 1 + correlation, start_us, duration_us, correlation)
     events[1]["args"] |= {"device": device} | {
         {"occupancy": "est. achieved occupancy %", "blocks": "blocks per SM"}[name]: value
-        for name, value in told.items()
+        for name, value in more.items()
     }
     return events
 
@@ -41,8 +41,8 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     assert kernels.top[0].occupancy == pytest.approx(0.7)
     assert kernels.top[0].blocks_per_sm == pytest.approx((300 * 2 + 100 * 0.5) / 400)
     assert not {"occupancy", "sm_efficiency"} & set(record.missing)
-    told = render(trace_document(record))
-    assert "estimated achieved occupancy 70 %, estimated SM efficiency 35 %" in told
+    text = render(trace_document(record))
+    assert "estimated achieved occupancy 70 %, estimated SM efficiency 35 %" in text
 
 
 def test_kernels_that_run_at_once_fill_the_device_at_most_once(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ HOST, DEVICE = 0, 1
 
 
 def allocation(at_us: Any, n_bytes: Any, device_type: Any = DEVICE, tid: Any = 1) -> dict[str, Any]:
-    told = {"Bytes": n_bytes, "Device Type": device_type, "Device Id": 0, "Total Allocated": 10**9}
+    arguments = {"Bytes": n_bytes, "Device Type": device_type, "Device Id": 0, "Total Allocated": 10**9}
     return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": tid, "ts": at_us,
-            "args": told}  # fmt: skip
+            "args": arguments}  # fmt: skip
 
 
 OPERATORS = [
@@ -58,9 +58,9 @@ def test_an_allocation_counts_for_the_innermost_operator_of_its_thread(tmp_path:
         OperatorMemory(name="", n=1, device_bytes=30, host_bytes=0),
         OperatorMemory(name="aten::empty", n=1, device_bytes=7, host_bytes=0),
     )
-    told = render(trace_document(record))
-    assert "| aten::cudnn\\_convolution | 1 | 1.95 KiB | 250 B |" in told
-    assert "| (outside operators) |" in told
+    text = render(trace_document(record))
+    assert "| aten::cudnn\\_convolution | 1 | 1.95 KiB | 250 B |" in text
+    assert "| (outside operators) |" in text
     assert "operator_memory" not in record.missing
 
 

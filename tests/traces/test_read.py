@@ -17,7 +17,7 @@ from .events import SMALL, document, event, launched, write
 def test_same_columns_come_out_when_the_text_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = SMALL * 40
     tricky = [
-        event("cpu_op", 'he said "}, {" and }, {', 3000 + i, 1, shapes=[{"a": 1}, {"b": [{}, {}]}]) for i in range(9)
+        event("cpu_op", 'he result "}, {" and }, {', 3000 + i, 1, shapes=[{"a": 1}, {"b": [{}, {}]}]) for i in range(9)
     ]
     file = write(tmp_path / "trace.json", document([*events, *tricky], distributedInfo={"rank": 3, "world_size": 4}))
     whole = read(file)
@@ -134,9 +134,9 @@ def test_invalid_times_are_left_out_with_a_note(tmp_path: Path) -> None:
         event("cpu_op", "far", 1e300, 5),
         event("cpu_op", "long", 1500, 1e300),
     ]
-    said = analyze(write(tmp_path / "t.json", document([*SMALL, *bad])))
-    assert said.missing["events"].startswith("6 events")
-    assert said.steps[0].duration_s == pytest.approx(1e-3)
+    result = analyze(write(tmp_path / "t.json", document([*SMALL, *bad])))
+    assert result.missing["events"].startswith("6 events")
+    assert result.steps[0].duration_s == pytest.approx(1e-3)
 
 
 def test_what_json_forbids_is_repaired_when_profilers_write_it(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_hostile_names_are_data_when_they_hold_markup(tmp_path: Path) -> None:
     tag, rest = "<script>alert(1)</script>[red]", "x" * 10_000
     name = f"{tag}\x1b[31m\u202e\0{rest}"
     events = [*SMALL, event("cpu_op", name, 1600, 50), *launched(name, 1605, 1990, 5, 9)]
-    said = analyze(write(tmp_path / "t.json", document(events)))
-    assert tag + rest in {operator.name for operator in said.operators}
-    assert tag + rest in {kernel.name for kernel in said.kernels.top}
+    result = analyze(write(tmp_path / "t.json", document(events)))
+    assert tag + rest in {operator.name for operator in result.operators}
+    assert tag + rest in {kernel.name for kernel in result.kernels.top}
 
 
 @pytest.mark.parametrize("stray_us", [0, -1e15, 3.9e15, 1e300])
@@ -160,10 +160,10 @@ def test_event_is_left_out_when_its_time_is_years_from_the_others(stray_us: floa
     began_us = 1.7e15
     events = [one | {"ts": one["ts"] + began_us} for one in SMALL]
     plain = analyze(write(tmp_path / "t.json", document(events)))
-    said = analyze(write(tmp_path / "t.json", document([event("cpu_op", "aten::mm", stray_us, 5), *events])))
-    assert said.steps == plain.steps
-    assert said.whole == plain.whole
-    assert said.missing["events"] == "1 events without usable times were left out"
+    result = analyze(write(tmp_path / "t.json", document([event("cpu_op", "aten::mm", stray_us, 5), *events])))
+    assert result.steps == plain.steps
+    assert result.whole == plain.whole
+    assert result.missing["events"] == "1 events without usable times were left out"
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_size_of_a_collective_is_not_known_when_no_memory_holds_it(n: int, tmp_p
     more = {"In msg nelems": n, "dtype": "Float", "Group size": n, "Collective name": "allreduce"}
     events = [*SMALL, event("cpu_op", "record_param_comms", 1900, 50, **more),
               *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 1910, 1990, 5, 9)]  # fmt: skip
-    said = analyze(write(tmp_path / "t.json", document(events, distributedInfo={"rank": 0, "world_size": 10**7})))
-    assert said.communication.collectives[0].mean_bytes is None
+    result = analyze(write(tmp_path / "t.json", document(events, distributedInfo={"rank": 0, "world_size": 10**7})))
+    assert result.communication.collectives[0].mean_bytes is None
 
 
 def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: P
     for arguments in (None, 5, [], {"correlation": "x", "stream": {}, "device": -1e9}, {"correlation": 2**70}):
         events.append(event("kernel", "k", 1990, 5) | {"args": arguments})
         events.append(event("cpu_op", "aten::mm", 1980, 5) | {"args": {"Input Dims": [[1e9, None], 7, "x"]}})
-    said = analyze(write(tmp_path / "t.json", document(events)))
-    assert said.n_kernels == 2 + 5
+    result = analyze(write(tmp_path / "t.json", document(events)))
+    assert result.n_kernels == 2 + 5
 
 
 @pytest.mark.parametrize("device", [0, 2**31 - 1])
@@ -197,19 +197,19 @@ def test_device_is_described_whatever_its_number_and_properties(device: int, tmp
     odd = {"name": "GPU", "totalGlobalMem": True, "computeMajor": True, "computeMinor": 0}
     properties = [{**odd, "id": device}, {**odd, "id": 1, "name": "other"}]
     events = [one | {"args": one["args"] | {"device": device}} if one["cat"] == "kernel" else one for one in SMALL]
-    said = analyze(write(tmp_path / "t.json", document(events, deviceProperties=properties)))
-    assert said.device_name == "GPU"
-    assert (said.device.n_devices, said.device.memory_bytes, said.device.capability) == (1, None, None)
+    result = analyze(write(tmp_path / "t.json", document(events, deviceProperties=properties)))
+    assert result.device_name == "GPU"
+    assert (result.device.n_devices, result.device.memory_bytes, result.device.capability) == (1, None, None)
 
 
 def test_small_step_is_separate(tmp_path: Path) -> None:
-    said = analyze_trace(read(write(tmp_path / "t.json", document(SMALL))))
-    step = said.steps[0]
+    result = analyze_trace(read(write(tmp_path / "t.json", document(SMALL))))
+    step = result.steps[0]
     microseconds = {name: round(seconds * 1e6, 3) for name, seconds in step.categories.items() if seconds}
     assert microseconds == {"kernel": 400, "runtime": 10, "data_loading": 400, "cpu_op": 25, "other": 165}
-    assert said.loader.exposed_s == pytest.approx(400e-6)
-    assert said.idle.host_wait_s == pytest.approx(90e-6)
-    shape = said.matrix_shapes[0]
+    assert result.loader.exposed_s == pytest.approx(400e-6)
+    assert result.idle.host_wait_s == pytest.approx(90e-6)
+    shape = result.matrix_shapes[0]
     assert (shape.m, shape.n, shape.k, shape.is_aligned, shape.device_s) == (8, 6, 4, False, pytest.approx(300e-6))
 
 
