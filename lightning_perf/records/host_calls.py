@@ -76,7 +76,8 @@ class AttentionCall(Record, frozen=True, kw_only=True):
 
     Attributes:
         file: File of the user's code; empty if none was running.
-        rows, columns: Size of one score matrix.
+        rows: Rows of one score matrix.
+        columns: Columns of it.
         cost_s: Host seconds per step in the three operators, forward and backward; None on a device.
         share: ``cost_s`` ÷ the duration of the sampled step; None on a device.
         via: torch's function that computes it, e.g. ``"multi_head_attention_forward"``; empty for the user's own code.

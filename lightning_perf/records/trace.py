@@ -147,7 +147,9 @@ class MatrixShape(Record, frozen=True, kw_only=True):
     """Matrix multiplications or convolutions of one shape.
 
     Attributes:
-        m, n, k: The product's dimensions; None for convolutions.
+        m: Rows of the product; None for convolutions.
+        n: Columns of the product; None for convolutions.
+        k: Dimension that is summed over; None for convolutions.
         is_aligned: Whether m, n and k suit the matrix units (multiples of 8 for 16-bit, 16 for 8-bit types, 4 for
             32-bit); None for convolutions.
     """
@@ -186,7 +188,8 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
         host_s: Host seconds from the first to the last of the three operators, in forward and backward.
         share: Share of the device's time; on a CPU, of the host's time in operators.
         site: ``file:line`` of the user's code; empty without stacks.
-        rows, columns: Size of one score matrix; None without recorded shapes.
+        rows: Rows of one score matrix; None without recorded shapes.
+        columns: Columns of it; None without recorded shapes.
     """
 
     n: int
