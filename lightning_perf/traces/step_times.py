@@ -38,11 +38,6 @@ class StepTimes:
         return len(self.names)
 
     @property
-    def n(self) -> int:
-        """Number of analyzed steps; 1 if the whole trace counts as one step."""
-        return len(self.starts)
-
-    @property
     def span_ns(self) -> int:
         """Length of the analyzed span in nanoseconds."""
         return int((self.ends - self.starts).sum())

@@ -77,4 +77,4 @@ def launches_in_steps(timeline: Timeline, steps: StepTimes) -> Rows:
 
 
 def _count(steps: StepTimes, step_of: Rows) -> Rows:
-    return np.bincount(step_of[step_of >= 0], minlength=steps.n)
+    return np.bincount(step_of[step_of >= 0], minlength=len(steps.starts))
