@@ -1,6 +1,6 @@
 """Host and device time of operators and of the user's functions that called them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Final
 
 import numpy as np
@@ -123,14 +123,14 @@ def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> t
     trace = timeline.trace
     tops = timeline.steps.on_host(trace, timeline.top_operators)
     found: dict[tuple[str, str], list[int]] = {}
-    repeats: dict[tuple[str, str], Counter[tuple[int, int]]] = {}
+    repeats: defaultdict[tuple[str, str], Counter[tuple[int, int]]] = defaultdict(Counter)
     for row, site in zip(tops.tolist(), stacks.sites(tops), strict=True):
         if site is None:
             continue
         key = (site.place, site.function)
         found.setdefault(key, []).append(row)
         if site.frame >= 0:
-            repeats.setdefault(key, Counter())[site.frame, int(trace.name_ids[row])] += 1
+            repeats[key][site.frame, int(trace.name_ids[row])] += 1
     sites = []
     for (place, function), rows in found.items():
         own = np.array(rows)
@@ -141,7 +141,7 @@ def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> t
                 host_s=int(trace.durations[own].sum()) / SECOND,
                 device_s=int(times.device_total[own].sum()) / SECOND,
                 top_operator=trace.names[name_id], top_n=top_n,
-                max_repeats=max(repeats[place, function].values(), default=1) if (place, function) in repeats else 1,
+                max_repeats=max(repeats[place, function].values(), default=1),
             )
         )  # fmt: skip
     return tuple(sorted(sites, key=lambda site: -(site.host_s + site.device_s))[:N_SITES])
