@@ -107,7 +107,7 @@ def _checked(record: TraceRecord) -> TraceRecord:
     try:
         return msgspec.convert(checked(msgspec.to_builtins(record), TraceRecord), TraceRecord)
     except Refused as error:
-        raise TraceError(f"{record.source} does not hold what a trace must: {error}") from error
+        raise TraceError(f"{record.source} is not a valid trace: {error}") from error
 
 
 def _era(trace: Trace) -> str:
