@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.records import TraceRecord
+from lightning_perf.traces import analyze
+
 
 def event(
     category: str, name: str, start_us: float, duration_us: float, tid: Any = 1, **arguments: Any
@@ -27,6 +30,11 @@ def launched(
 
 def document(events: list[Any], **fields: Any) -> bytes:
     return json.dumps({"schemaVersion": 1, **fields, "traceEvents": events}).encode()
+
+
+def analyzed(folder: Path, events: list[Any], **fields: Any) -> TraceRecord:
+    """Return the analysis of a trace of these events."""
+    return analyze(write(folder / "t.json", document(events, **fields)))
 
 
 def write(path: Path, content: bytes, is_gzip: bool = False) -> Path:

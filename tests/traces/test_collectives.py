@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.records import Communication, TraceRecord
-from lightning_perf.traces import analyze
+from lightning_perf.records import Communication
 from lightning_perf.traces.collectives import bus_factor, collective_kind
 
-from .events import document, event, launched, write
+from .events import analyzed, event, launched
 from .shared import index_rows, needs_shared_traces, record
 
 JOB = {"rank": 0, "world_size": 4, "backend": "nccl"}
@@ -55,12 +54,8 @@ def requested(
     ]
 
 
-def analyzed(tmp_path: Path, events: list[Any], **fields: Any) -> TraceRecord:
-    return analyze(write(tmp_path / "t.pt.trace.json", document(events, distributedInfo=JOB, **fields)))
-
-
 def communication(tmp_path: Path, events: list[Any]) -> Communication:
-    return analyzed(tmp_path, events).communication
+    return analyzed(tmp_path, events, distributedInfo=JOB).communication
 
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"

@@ -8,14 +8,14 @@ import pytest
 from lightning_perf.records import CriticalPath
 from lightning_perf.traces import analyze
 
-from .events import document, event, launched, write
+from .events import analyzed, event, launched
 
 MATMUL, COLLECTIVE, COPY_BACK = "volta_sgemm_nn", "ncclKernel_AllReduce", "Memcpy DtoH (Device -> Pageable)"
 
 
 def _path(folder: Path, events: list[Any], step: tuple[int, int] | None = (0, 1000)) -> CriticalPath:
     marks = [event("user_annotation", "ProfilerStep#1", step[0], step[1] - step[0])] if step else []
-    record = analyze(write(folder / "trace.json", document([*marks, *events])))
+    record = analyzed(folder, [*marks, *events])
     path = record.critical_path
     assert sum(path.causes.values()) == pytest.approx(record.span_s, rel=1e-9)
     return path
@@ -48,12 +48,8 @@ def test_gap_is_long_when_the_host_does_more_than_launch(tmp_path, call_us, long
         event("cuda_runtime", "cudaLaunchKernel", 3100 - call_us, call_us, correlation=2),
         event("kernel", MATMUL, 3100, 400, tid=7, correlation=2, device=0, stream=7),
     ]
-    record = analyze(
-        write(
-            tmp_path / "trace.json",
-            document([event("user_annotation", "ProfilerStep#1", 0, 3500), *launched(MATMUL, 0, 10, 100, 1), *late]),
-        )
-    )
+    step = event("user_annotation", "ProfilerStep#1", 0, 3500)
+    record = analyzed(tmp_path, [step, *launched(MATMUL, 0, 10, 100, 1), *late])
     assert record.critical_path.long_gaps_s == pytest.approx(long_us * 1e-6)
 
 
@@ -81,7 +77,7 @@ def test_copies_from_ordinary_memory_count_when_the_call_returns_just_before_the
     events = [*launched(MATMUL, 0, 0, 10, 9), *upload, *launched(MATMUL, 900, 900, 100, 2)]
     # The device is idle after the copy because the host copied until then.
     assert _us(_path(tmp_path, events)) == {"compute": 110, "pageable_copy": 560 + 283, "hidden": 7, "queue": 40}
-    syncs = analyze(tmp_path / "trace.json").syncs
+    syncs = analyze(tmp_path / "t.json").syncs
     assert (syncs.sites, syncs.idle_after_s, syncs.blocking_copy_n) == ((), 0.0, 0)
 
 
@@ -152,4 +148,4 @@ def test_operators_take_the_place_of_kernels_when_there_is_no_device(tmp_path):
 
 def test_there_is_no_critical_path_when_a_gpu_was_not_recorded(tmp_path):
     events = [event("cpu_op", "aten::mm", 0, 10), event("cuda_runtime", "cudaLaunchKernel", 2, 5, correlation=1)]
-    assert analyze(write(tmp_path / "trace.json", document(events))).critical_path is None
+    assert analyzed(tmp_path, events).critical_path is None

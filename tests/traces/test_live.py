@@ -9,7 +9,7 @@ import pytest
 from lightning_perf.errors import TraceError
 from lightning_perf.traces import analyze, analyze_trace, from_events, live_events
 
-from .events import SMALL, document, write
+from .events import SMALL, analyzed
 
 
 def kineto_event(event: dict[str, Any]) -> Any:
@@ -26,7 +26,7 @@ def kineto_event(event: dict[str, Any]) -> Any:
 
 
 def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
-    from_file = analyze(write(tmp_path / "t.json", document(SMALL)))
+    from_file = analyzed(tmp_path, SMALL)
     live = analyze_trace(from_events(live_events(map(kineto_event, SMALL))))
     assert live.source == "live"
     for field in ("steps", "idle", "loader", "kernels", "operators", "matrix_shapes", "what_if", "device"):

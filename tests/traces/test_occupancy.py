@@ -8,9 +8,8 @@ import pytest
 from lightning_perf.records import TraceRecord
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_document
-from lightning_perf.traces import analyze
 
-from .events import document, event, launched, write
+from .events import analyzed, event, launched
 
 STEP = event("user_annotation", "ProfilerStep#1", 0, 1000)
 
@@ -24,13 +23,12 @@ def kernel(correlation: int, start_us: float, duration_us: float, device: int = 
     return events
 
 
-def analyzed(tmp_path: Path, *kernels: list[dict[str, Any]]) -> TraceRecord:
-    events = [STEP, *(each for pair in kernels for each in pair)]
-    return analyze(write(tmp_path / "trace.json", document(events)))
+def with_kernels(tmp_path: Path, *kernels: list[dict[str, Any]]) -> TraceRecord:
+    return analyzed(tmp_path, [STEP, *(each for pair in kernels for each in pair)])
 
 
 def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
-    record = analyzed(
+    record = with_kernels(
         tmp_path,
         kernel(1, 100, 300, occupancy=80, blocks=2.0),
         kernel(2, 500, 100, occupancy=40, blocks=0.5),
@@ -46,17 +44,17 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
 
 
 def test_kernels_that_run_at_once_fill_the_device_at_most_once(tmp_path: Path) -> None:
-    record = analyzed(tmp_path, kernel(1, 100, 200, blocks=0.75), kernel(2, 200, 200, blocks=0.75))
+    record = with_kernels(tmp_path, kernel(1, 100, 200, blocks=0.75), kernel(2, 200, 200, blocks=0.75))
     assert record.kernels.sm_efficiency == pytest.approx((100 * 0.75 + 100 * 1 + 100 * 0.75) / 1000)
 
 
 def test_sm_efficiency_is_the_mean_over_devices(tmp_path: Path) -> None:
-    record = analyzed(tmp_path, kernel(1, 100, 400, 0, blocks=1), kernel(2, 100, 200, 1, blocks=1))
+    record = with_kernels(tmp_path, kernel(1, 100, 400, 0, blocks=1), kernel(2, 100, 200, 1, blocks=1))
     assert record.kernels.sm_efficiency == pytest.approx(0.3)
 
 
 def test_kernels_without_figures_do_not_count_as_zero(tmp_path: Path) -> None:
-    record = analyzed(
+    record = with_kernels(
         tmp_path,
         kernel(1, 100, 100, occupancy=50),
         kernel(2, 300, 100),
@@ -67,7 +65,7 @@ def test_kernels_without_figures_do_not_count_as_zero(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_figures_says_so(tmp_path: Path) -> None:
-    record = analyzed(tmp_path, kernel(1, 100, 100))
+    record = with_kernels(tmp_path, kernel(1, 100, 100))
     assert (record.kernels.occupancy, record.kernels.sm_efficiency) == (None, None)
     assert "estimated" not in render(trace_document(record))
     assert "the profiler wrote no occupancy" in record.missing["occupancy"]

@@ -13,7 +13,7 @@ from lightning_perf.reports.sections.trace import trace_document
 from lightning_perf.traces import analyze, analyze_trace
 from lightning_perf.traces.live import from_events, live_events
 
-from .events import document, event, write
+from .events import analyzed, event
 from .shared import needs_shared_traces
 from .shared import record as shared_record
 
@@ -37,12 +37,12 @@ OPERATORS = [
 ]
 
 
-def analyzed(tmp_path: Path, *allocations: Any) -> TraceRecord:
-    return analyze(write(tmp_path / "trace.json", document([*OPERATORS, *allocations])))
+def with_allocations(tmp_path: Path, *allocations: Any) -> TraceRecord:
+    return analyzed(tmp_path, [*OPERATORS, *allocations])
 
 
 def test_an_allocation_counts_for_the_innermost_operator_of_its_thread(tmp_path: Path) -> None:
-    record = analyzed(
+    record = with_allocations(
         tmp_path,
         allocation(300, 4000),
         allocation(215, 500, HOST),
@@ -66,7 +66,7 @@ def test_an_allocation_counts_for_the_innermost_operator_of_its_thread(tmp_path:
 
 def test_freed_memory_other_events_and_memory_outside_the_steps_do_not_count(tmp_path: Path) -> None:
     other = {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "pid": "Traces", "tid": 0, "ts": 300, "s": "g"}
-    record = analyzed(tmp_path, other, allocation(300, 4000), allocation(310, -4000), allocation(2500, 8000))
+    record = with_allocations(tmp_path, other, allocation(300, 4000), allocation(310, -4000), allocation(2500, 8000))
     assert record.operator_memory == (
         OperatorMemory(name="aten::cudnn_convolution", n=1, device_bytes=4000, host_bytes=0),
     )
@@ -76,7 +76,7 @@ def test_freed_memory_other_events_and_memory_outside_the_steps_do_not_count(tmp
 def test_impossible_sizes_do_not_count(tmp_path: Path, n_bytes: Any) -> None:
     bare = {"ph": "i", "name": "[memory]"}
     strange = {"ph": "i", "name": "[memory]", "pid": [], "tid": {}, "ts": 300, "args": {"Bytes": 1}}
-    record = analyzed(
+    record = with_allocations(
         tmp_path, allocation(300, n_bytes), bare, strange, allocation("soon", 5), allocation(300, 4, "no"), 7
     )
     assert [(each.name, each.host_bytes) for each in record.operator_memory] == [
@@ -86,7 +86,7 @@ def test_impossible_sizes_do_not_count(tmp_path: Path, n_bytes: Any) -> None:
 
 
 def test_a_trace_without_memory_says_how_to_record_it(tmp_path: Path) -> None:
-    record = analyzed(tmp_path)
+    record = with_allocations(tmp_path)
     assert record.operator_memory == ()
     assert "profile_memory=True" in record.missing["operator_memory"]
     assert "Operators by memory" not in render(trace_document(record))

@@ -11,7 +11,7 @@ from lightning_perf.errors import TraceError
 from lightning_perf.traces import analyze, analyze_trace, json_stream, read
 from lightning_perf.traces.columns import DetailsByRow
 
-from .events import SMALL, document, event, launched, write
+from .events import SMALL, analyzed, document, event, launched, write
 
 
 def test_same_columns_come_out_when_the_text_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_invalid_times_are_left_out_with_a_note(tmp_path: Path) -> None:
         event("cpu_op", "far", 1e300, 5),
         event("cpu_op", "long", 1500, 1e300),
     ]
-    result = analyze(write(tmp_path / "t.json", document([*SMALL, *bad])))
+    result = analyzed(tmp_path, [*SMALL, *bad])
     assert result.missing["events"].startswith("6 events")
     assert result.steps[0].duration_s == pytest.approx(1e-3)
 
@@ -150,7 +150,7 @@ def test_hostile_names_are_data_when_they_hold_markup(tmp_path: Path) -> None:
     tag, rest = "<script>alert(1)</script>[red]", "x" * 10_000
     name = f"{tag}\x1b[31m\u202e\0{rest}"
     events = [*SMALL, event("cpu_op", name, 1600, 50), *launched(name, 1605, 1990, 5, 9)]
-    result = analyze(write(tmp_path / "t.json", document(events)))
+    result = analyzed(tmp_path, events)
     assert tag + rest in {operator.name for operator in result.operators}
     assert tag + rest in {kernel.name for kernel in result.kernels.top}
 
@@ -159,8 +159,8 @@ def test_hostile_names_are_data_when_they_hold_markup(tmp_path: Path) -> None:
 def test_event_is_left_out_when_its_time_is_years_from_the_others(stray_us: float, tmp_path: Path) -> None:
     began_us = 1.7e15
     events = [one | {"ts": one["ts"] + began_us} for one in SMALL]
-    plain = analyze(write(tmp_path / "t.json", document(events)))
-    result = analyze(write(tmp_path / "t.json", document([event("cpu_op", "aten::mm", stray_us, 5), *events])))
+    plain = analyzed(tmp_path, events)
+    result = analyzed(tmp_path, [event("cpu_op", "aten::mm", stray_us, 5), *events])
     assert result.steps == plain.steps
     assert result.whole == plain.whole
     assert result.missing["events"] == "1 events without usable times were left out"
@@ -170,8 +170,8 @@ def test_event_is_left_out_when_its_time_is_years_from_the_others(stray_us: floa
     "job", [{"rank": 2**63}, {"rank": 0, "world_size": 10**30}, {"rank": 2**62, "world_size": 2**62}]
 )
 def test_trace_is_refused_in_one_line_when_a_figure_is_out_of_bounds(job: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"^t.json does not hold what a trace must: Expected a count from 0 to .*$"):
-        analyze(write(tmp_path / "t.json", document(SMALL, distributedInfo=job)))
+    with pytest.raises(TraceError, match=r"^t.json is not a valid trace: Expected a count from 0 to .*$"):
+        analyzed(tmp_path, SMALL, distributedInfo=job)
 
 
 @pytest.mark.parametrize("n", [-(10**30), 2**62, 2**63, 10**30])
@@ -179,7 +179,7 @@ def test_size_of_a_collective_is_not_known_when_no_memory_holds_it(n: int, tmp_p
     more = {"In msg nelems": n, "dtype": "Float", "Group size": n, "Collective name": "allreduce"}
     events = [*SMALL, event("cpu_op", "record_param_comms", 1900, 50, **more),
               *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 1910, 1990, 5, 9)]  # fmt: skip
-    result = analyze(write(tmp_path / "t.json", document(events, distributedInfo={"rank": 0, "world_size": 10**7})))
+    result = analyzed(tmp_path, events, distributedInfo={"rank": 0, "world_size": 10**7})
     assert result.communication.collectives[0].mean_bytes is None
 
 
@@ -188,7 +188,7 @@ def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: P
     for arguments in (None, 5, [], {"correlation": "x", "stream": {}, "device": -1e9}, {"correlation": 2**70}):
         events.append(event("kernel", "k", 1990, 5) | {"args": arguments})
         events.append(event("cpu_op", "aten::mm", 1980, 5) | {"args": {"Input Dims": [[1e9, None], 7, "x"]}})
-    result = analyze(write(tmp_path / "t.json", document(events)))
+    result = analyzed(tmp_path, events)
     assert result.n_kernels == 2 + 5
 
 
@@ -197,7 +197,7 @@ def test_device_is_described_whatever_its_number_and_properties(device: int, tmp
     odd = {"name": "GPU", "totalGlobalMem": True, "computeMajor": True, "computeMinor": 0}
     properties = [{**odd, "id": device}, {**odd, "id": 1, "name": "other"}]
     events = [one | {"args": one["args"] | {"device": device}} if one["cat"] == "kernel" else one for one in SMALL]
-    result = analyze(write(tmp_path / "t.json", document(events, deviceProperties=properties)))
+    result = analyzed(tmp_path, events, deviceProperties=properties)
     assert result.device_name == "GPU"
     assert (result.device.n_devices, result.device.memory_bytes, result.device.capability) == (1, None, None)
 

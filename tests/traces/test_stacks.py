@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from lightning_perf.records import TraceRecord
-from lightning_perf.traces import analyze
 
-from .events import document, event, write
+from .events import analyzed, event
 
 STACK = {"Call stack": "torch/nn/functional.py(9): linear;train.py(7): training_step;<built-in method run>"}
 
@@ -26,7 +25,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> TraceRecord:
         event("Runtime", "cudaLaunchKernel", 510, 5, correlation=2),
         event("Kernel", "sgemm", 520, 100, tid=7, correlation=2, device=0, stream=7),
     ]
-    return analyze(write(tmp_path_factory.mktemp("stacks") / "t.json", document(events)))
+    return analyzed(tmp_path_factory.mktemp("stacks"), events)
 
 
 def test_copies_waits_and_late_launches_name_the_users_code_when_only_operators_have_a_stack(
