@@ -150,4 +150,4 @@ def _contradiction(chosen: Selection, trainer: dict[str, Any], loader: dict[str,
 
 def _against(chosen: Selection, name: str, value: Any) -> str:
     shown = value["class_path"].rpartition(".")[2] if _is_object(value) else repr(value)
-    return f"contradicts {name}={shown} of {chosen.sources[name]}, which is worth more"
+    return f"contradicts {name}={shown} of {chosen.sources[name]}, which has priority"

@@ -65,7 +65,7 @@ def test_contradiction_is_resolved_by_gain_whatever_the_order(order: int) -> Non
     session = session_with(*both)
     assert session.trainer_flags("numerics") == {"precision": "32-true"}
     assert session.left_out("numerics") == {
-        f"PD301: {BF16.summary}": "contradicts precision='32-true' of PD315, which is worth more"
+        f"PD301: {BF16.summary}": "contradicts precision='32-true' of PD315, which has priority"
     }
 
 
@@ -73,7 +73,7 @@ def test_dicts_of_a_file_contradict_when_they_are_not_objects() -> None:
     one, other = (fix(summary=f"depth {n}", trainer_flags={"options": {"depth": n}}) for n in (1, 2))
     session = session_with(finding("PD301", one, gain=1.6), finding("PD315", other, gain=1.2))
     assert session.trainer_flags() == {"options": {"depth": 1}}
-    assert session.left_out() == {"PD315: depth 2": "contradicts options={'depth': 1} of PD301, which is worth more"}
+    assert session.left_out() == {"PD315: depth 2": "contradicts options={'depth': 1} of PD301, which has priority"}
 
 
 def test_more_severe_finding_without_a_gain_comes_first() -> None:
