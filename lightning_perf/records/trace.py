@@ -22,7 +22,7 @@ class TraceStep(Record, frozen=True, kw_only=True):
         device_busy_s: Seconds of the step in which any stream of the device worked; None without a device.
         busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None without a device.
         start_s: Seconds since the start of the trace.
-        host_s: Length of the step on the host alone; None if the trace has no host side.
+        host_s: Length of the step on the host alone; of its annotation on the device if the trace has no host side.
         host_busy_s: Seconds of the step on the host in which the device worked; None without a device.
         loader_s: Host seconds waiting for data, including time hidden behind device work.
         loader_exposed_s: The part of it in which the device was idle (on a CPU: all of it).

@@ -139,7 +139,8 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
     if not len(trace.allocations.moments):
         missing["operator_memory"] = "the profiler recorded no allocations (profile_memory=True does)"
     if trace.n_dropped:
-        missing["events"] = f"{trace.n_dropped:,} events without usable times were left out"
+        events = "1 event" if trace.n_dropped == 1 else f"{trace.n_dropped:,} events"
+        missing["events"] = f"left out: {events} without usable times"
     return missing
 
 
