@@ -32,8 +32,7 @@ def test_datasheet_is_none_when_the_chip_is_unknown(name: str) -> None:
 
 
 def test_datasheet_has_no_bf16_when_the_chip_has_none() -> None:
-    found = datasheet_of("Tesla T4")
-    assert "bf16" not in found.matmul_flops_per_s
+    assert "bf16" not in datasheet_of("Tesla T4").matmul_flops_per_s
 
 
 # Chips that Lightning's table knows too, by the name that a driver gives and by Lightning's.

@@ -57,8 +57,7 @@ def test_ratio_is_exact_when_runs_do_not_vary() -> None:
 
 def test_level_of_a_run_is_its_median_block_so_one_disturbed_block_moves_nothing() -> None:
     disturbed = [[0.02, 0.02, 9.0], [0.02, 0.02, 0.02]]
-    found = ratio_interval(runs([0.03] * 2), disturbed)
-    assert found.value == pytest.approx(1.5)
+    assert ratio_interval(runs([0.03] * 2), disturbed).value == pytest.approx(1.5)
 
 
 def test_there_is_no_interval_when_an_arm_ran_once() -> None:

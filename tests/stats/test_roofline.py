@@ -184,8 +184,7 @@ def test_bound_stays_unknown_without_the_memorys_rate() -> None:
 
 
 def test_utilisation_is_of_the_forward_pass_where_no_step_was_timed() -> None:
-    used = assessed(profile(forward_s=times(0.1)), CEILINGS, None).utilisation
-    assert used.flops_per_s == pytest.approx(1e10)
+    assert assessed(profile(forward_s=times(0.1)), CEILINGS, None).utilisation.flops_per_s == pytest.approx(1e10)
 
 
 def test_bound_holds_up_to_the_explained_share_itself() -> None:

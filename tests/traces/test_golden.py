@@ -67,8 +67,7 @@ def test_occupancy_and_sm_efficiency_are_those_of_the_reference(file: str) -> No
 
 def test_matrix_kernels_take_two_thirds_when_the_reference_says_so() -> None:
     kernels = record(PAIR[0]).kernels
-    share = sum(kernels.kinds[kind].share for kind in ("matmul", "convolution"))
-    assert share == pytest.approx(0.68, abs=0.01)
+    assert sum(kernels.kinds[kind].share for kind in ("matmul", "convolution")) == pytest.approx(0.68, abs=0.01)
 
 
 def test_driver_memory_calls_explain_the_idle_device_when_the_allocator_churns() -> None:

@@ -119,8 +119,7 @@ def reason(records: list[TraceRecord]) -> str:
 
 def test_steps_that_only_one_rank_has_are_left_out(tmp_path: Path) -> None:
     save(tmp_path, 0, 2, rank_events(0, [[1000.0, 3000.0]]))
-    late = [one for one in rank_events(1, [[1000.0, 3000.0]]) if one["ts"] >= STEP_US]
-    save(tmp_path, 1, 2, late)
+    save(tmp_path, 1, 2, [one for one in rank_events(1, [[1000.0, 3000.0]]) if one["ts"] >= STEP_US])
     assert compared(tmp_path).n_steps == 2
 
 

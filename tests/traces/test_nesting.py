@@ -57,8 +57,7 @@ def _descends(tree: Nesting, event: int, ancestor: int) -> bool:
 
 
 def test_rounding_keeps_a_child_with_its_caller_when_it_sticks_out_by_a_microsecond() -> None:
-    tree = Nesting([0, 3 * US, 5 * US], [5 * US, 6 * US, 9 * US])
-    assert tree.parents.tolist() == [-1, 0, -1]
+    assert Nesting([0, 3 * US, 5 * US], [5 * US, 6 * US, 9 * US]).parents.tolist() == [-1, 0, -1]
 
 
 def test_crossing_events_are_siblings_when_neither_can_have_called_the_other() -> None:

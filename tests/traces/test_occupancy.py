@@ -39,8 +39,7 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     assert kernels.top[0].occupancy == pytest.approx(0.7)
     assert kernels.top[0].blocks_per_sm == pytest.approx((300 * 2 + 100 * 0.5) / 400)
     assert not {"occupancy", "sm_efficiency"} & set(record.missing)
-    text = render(trace_document(record))
-    assert "estimated achieved occupancy 70 %, estimated SM efficiency 35 %" in text
+    assert "estimated achieved occupancy 70 %, estimated SM efficiency 35 %" in render(trace_document(record))
 
 
 def test_kernels_that_run_at_once_fill_the_device_at_most_once(tmp_path: Path) -> None:
