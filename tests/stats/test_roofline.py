@@ -36,6 +36,13 @@ def profile(**changes: object) -> ModelProfile:
     return ModelProfile(**{**figures, **changes})  # type: ignore[arg-type]
 
 
+def module(**changes: object) -> ModuleProfile:
+    figures: dict[str, object] = {"path": "a", "class_name": "Net", "n_parameters": 1, "forward_flops": 10**9,
+                                  "backward_flops": 2 * 10**9, "forward_bytes": 10**6, "backward_bytes": 10**6,
+                                  "n_operators": 300}  # fmt: skip
+    return ModuleProfile(**{**figures, **changes})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("flops", "n_bytes", "n_operators", "seconds", "bound"),
     [
@@ -107,10 +114,9 @@ def test_utilisation_is_missing_when_the_device_is_unknown_or_nothing_was_timed(
 
 
 def test_modules_and_operators_get_their_bounds() -> None:
-    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
-                           forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip
+    linear = module(backward_flops=0, backward_bytes=0, n_operators=1, forward_s=0.011)
     operator = OperatorProfile(name="aten::mm", dtype="float32", calls=1, flops=10**3, n_bytes=10**8, total_s=0.011)
-    found = assessed(profile(modules=(module,), operators=(operator,)), CEILINGS, None, times(0.012))
+    found = assessed(profile(modules=(linear,), operators=(operator,)), CEILINGS, None, times(0.012))
     assert found.modules[0].bound == "compute"
     assert found.modules[0].advice
     assert found.operators[0].bound == "bandwidth"
@@ -127,9 +133,8 @@ def test_operators_of_32_bit_are_compared_with_the_rate_of_tf32_where_it_is_on(p
 
 @pytest.mark.parametrize(("n_operators", "bound"), [(1_000, "latency"), (37, None)])  # 1 ms or 27 ms per operator
 def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it(n_operators: int, bound: str | None) -> None:
-    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
-                           forward_bytes=10**6, backward_bytes=0, n_operators=n_operators)  # fmt: skip
-    assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == bound
+    linear = module(backward_flops=0, backward_bytes=0, n_operators=n_operators)
+    assert assessed(profile(modules=(linear,)), CEILINGS, None, times(1.0)).bound == bound
 
 
 @pytest.mark.parametrize(
@@ -143,16 +148,8 @@ def test_only_a_compute_bound_is_known_when_a_compiled_model_is_counted_uncompil
 
 
 def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() -> None:
-    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
-                           forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip
-    assert assessed(profile(modules=(module,)), CEILINGS, None, times(0.05)).bound == "compute"
-
-
-def module(**changes: object) -> ModuleProfile:
-    figures: dict[str, object] = {"path": "a", "class_name": "Net", "n_parameters": 1, "forward_flops": 10**9,
-                                  "backward_flops": 2 * 10**9, "forward_bytes": 10**6, "backward_bytes": 10**6,
-                                  "n_operators": 300}  # fmt: skip
-    return ModuleProfile(**{**figures, **changes})  # type: ignore[arg-type]
+    linear = module(backward_flops=0, backward_bytes=0, n_operators=1, forward_s=0.011)
+    assert assessed(profile(modules=(linear,)), CEILINGS, None, times(0.05)).bound == "compute"
 
 
 def test_work_without_products_needs_no_ceiling_for_them() -> None:
