@@ -93,6 +93,10 @@ _BY_NAME: dict[str, Bounds] = {
     "ArmRun.stage": _SIGNED_COUNT, "numa_node": _SIGNED_COUNT, "process_numa_nodes": _SIGNED_COUNT,
     "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
     "ignore_index": _SIGNED_COUNT,
+    # The end of an interval may be below 0.
+    "LightningCost.cost_s": Bounds(-1e9, 1e9, "seconds"), "LightningCost.share": _ANY,
+    # A request counts when it ends, perhaps in a shorter interval than it took.
+    "disk_busy_fraction": _RATIO,
     # Never 0, because rules and reports divide by them.
     "StageTimes.span_s": Bounds(1e-5, 1e9, "seconds"), "StageTimes.n_steps": _POSITIVE_COUNT,
     "local_world_size": _POSITIVE_COUNT, "Generation.n": _POSITIVE_COUNT, "AskedCollection.n": _POSITIVE_COUNT,

@@ -9,7 +9,17 @@ import pytest
 from reports.sessions import starved
 
 from lightning_perf.errors import SessionError
-from lightning_perf.records import Session, from_json, load
+from lightning_perf.records import (
+    HostTelemetry,
+    Interval,
+    LightningCost,
+    Session,
+    Spread,
+    Telemetry,
+    Trial,
+    from_json,
+    load,
+)
 from lightning_perf.records.session import SCHEMA_VERSION
 from lightning_perf.records.validation import Refused, checked
 from tests.hostile import filled
@@ -183,6 +193,21 @@ def test_save_writes_nothing_when_a_required_figure_is_out_of_bounds(wall_s: flo
     with pytest.raises(SessionError, match=r"this session is not valid: .*\$\.run\.wall_s"):
         with_wall_s(starved(), wall_s).save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_saved_session_has_an_interval_of_costs_that_reaches_below_zero(tmp_path: Any) -> None:
+    cost = LightningCost(step_s=0.1, cost_s=Interval(value=0.001, low=-0.001, high=0.003),
+                         share=Interval(value=0.01, low=-0.01, high=0.03))  # fmt: skip
+    trial = Trial(id="t", command=("x",), status="finished", started_at="", lightning_cost=cost)
+    saved = load(msgspec.structs.replace(starved(), trials=(trial,)).save(tmp_path))
+    assert saved.trials[0].lightning_cost == cost
+
+
+def test_saved_session_has_a_disk_that_was_busy_for_longer_than_an_interval(tmp_path: Any) -> None:
+    busy = Spread(n=9, mean=0.4, p5=0.0, p50=0.2, p95=1.1, min=0.0, max=1.4)
+    telemetry = Telemetry(hz=1.0, host=HostTelemetry(disk_busy_fraction=busy))
+    saved = load(msgspec.structs.replace(starved(), telemetry=telemetry).save(tmp_path))
+    assert saved.telemetry.host.disk_busy_fraction == busy
 
 
 def test_session_of_this_version_is_written_as_it_is_loaded(tmp_path: Any) -> None:
