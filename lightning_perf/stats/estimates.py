@@ -30,6 +30,7 @@ MIN_BAND = 0.01
 """Smallest band: machines with other processes vary by 1 %."""
 
 _LARGEST = 10.0  # of the logarithm, a factor of 22,000, to stay finite
+_MAX_MARGIN = 15.0  # of the logarithm, a factor of three million, because a saved session has no ratio above 1e9
 _Z_DIFFERENCE = 1.959964 * math.sqrt(2)  # of the difference of two normal values, two-sided 95 %
 
 Runs = Sequence[Sequence[float]]
@@ -134,6 +135,6 @@ def _t(df: float) -> float:
 
 
 def log_interval(center: float, margin: float) -> Interval:
-    """Return the interval whose logarithms are ``center`` ± ``margin``; it is finite, because JSON has no infinity."""
-    margin = min(margin, 300.0)
+    """Return the interval whose logarithms are ``center`` ± ``margin``, at most ± ``_MAX_MARGIN``."""
+    margin = min(margin, _MAX_MARGIN)
     return Interval(value=math.exp(center), low=math.exp(center - margin), high=math.exp(center + margin))

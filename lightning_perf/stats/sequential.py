@@ -30,8 +30,6 @@ PRIOR_VARIANCE = 10.0
 """Prior variance of the effect, in units of the variance of a value. The interval is valid for any choice. With this
 one, the first intervals are narrowest if effects are about three times the noise: 10 % with blocks that vary by 3 %."""
 
-_MAX_MARGIN = 15.0  # of the logarithm: a factor of three million, to stay finite
-
 _LIKELY_ERRORS = 2.0  # standard errors above the mean: effects up to there are likely
 
 
@@ -89,7 +87,7 @@ class BlockTrial:
         values = self._values
         if len(values) < MIN_VALUES:
             return None
-        return log_interval(fmean(values), min(_MAX_MARGIN, _margin(len(values), math.sqrt(variance(values)))))
+        return log_interval(fmean(values), _margin(len(values), math.sqrt(variance(values))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""

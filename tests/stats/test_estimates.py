@@ -23,11 +23,10 @@ def test_ratio_interval_is_welch_s_of_scipy_on_the_logarithms(a: list[float], b:
     assume(len(set(a)) > 1 or len(set(b)) > 1)
     reference = stats.ttest_ind(np.log(a), np.log(b), equal_var=False)
     assume(math.isfinite(reference.statistic))
-    expected = reference.confidence_interval()
-    assume(expected.high - expected.low < 300)
+    expected, center = reference.confidence_interval(), np.log(a).mean() - np.log(b).mean()
     found = ratio_interval(runs(a), runs(b))
-    assert math.log(found.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
-    assert math.log(found.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
+    assert math.log(found.low) == pytest.approx(max(expected.low, center - 15), rel=1e-6, abs=1e-9)
+    assert math.log(found.high) == pytest.approx(min(expected.high, center + 15), rel=1e-6, abs=1e-9)
 
 
 @given(LEVELS)
@@ -36,7 +35,7 @@ def test_step_interval_is_student_s_of_scipy_on_the_logarithms(a: list[float]) -
     logs = np.log(a)
     expected = stats.t.interval(0.95, len(a) - 1, loc=logs.mean(), scale=stats.sem(logs))
     found = step_interval(runs(a))
-    assert math.log(found.low) == pytest.approx(max(expected[0], logs.mean() - 300), rel=1e-6, abs=1e-9)
+    assert math.log(found.low) == pytest.approx(max(expected[0], logs.mean() - 15), rel=1e-6, abs=1e-9)
     assert math.log(found.value) == pytest.approx(logs.mean(), abs=1e-9)
 
 
@@ -89,9 +88,9 @@ def test_drift_is_left_in_when_four_runs_are_too_few_to_see_it() -> None:
     assert ratio_interval(runs(a), runs(b), [0, 3], [1, 2]) == ratio_interval(runs(a), runs(b))
 
 
-def test_interval_stays_finite_when_two_runs_differ_by_orders_of_magnitude() -> None:
+def test_interval_can_be_saved_when_two_runs_differ_by_orders_of_magnitude() -> None:
     found = ratio_interval(runs([1e-3, 1e3]), runs([1e-3, 1e3]))
-    assert all(math.isfinite(x) for x in (found.low, found.high))
+    assert 0 < found.low < found.high < 1e9
 
 
 def test_the_degree_of_freedom_that_the_drift_costs_is_cut() -> None:
