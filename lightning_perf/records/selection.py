@@ -92,7 +92,7 @@ def merged(one: Any, other: Any) -> Any:
 
 def _is_object(value: Any) -> bool:
     """Return whether an argument is an object, as in a LightningCLI configuration; a file may have other dicts."""
-    return isinstance(value, dict) and {"class_path", "init_args"} <= value.keys()
+    return isinstance(value, dict) and [type(value.get(key)) for key in ("class_path", "init_args")] == [str, dict]
 
 
 def _gained_nothing(session: Session) -> dict[str, str]:

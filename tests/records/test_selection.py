@@ -76,6 +76,15 @@ def test_dicts_of_a_file_contradict_when_they_are_not_objects() -> None:
     assert session.left_out() == {"PD315: depth 2": "contradicts options={'depth': 1} of PD301, which has priority"}
 
 
+@pytest.mark.parametrize("other", [{"class_path": "a", "init_args": None}, {"class_path": 1, "init_args": {}}])
+def test_objects_of_a_file_contradict_when_they_are_not_valid(other: dict[str, Any]) -> None:
+    objects = ({"class_path": "a", "init_args": {}}, other)
+    findings = [finding(f"PD30{i}", fix(trainer_flags={"profiler": one}), gain=2 - i) for i, one in enumerate(objects)]
+    for order in (1, -1):
+        assert session_with(*findings[::order]).trainer_flags() == {"profiler": objects[0]}
+    assert "which has priority" in next(iter(session_with(*findings).left_out().values()))
+
+
 def test_more_severe_finding_without_a_gain_comes_first() -> None:
     session = session_with(finding("PD315", FULL, gain=1.6), finding("PD408", BF16, severity="high"))
     assert session.trainer_flags("numerics") == {"precision": "bf16-mixed"}
