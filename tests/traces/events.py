@@ -28,6 +28,17 @@ def launched(
     ]
 
 
+def requested(
+    call: str, start_us: float, kernel_us: tuple[float, float], number: int, kernel: str, **arguments: Any
+) -> list[dict[str, Any]]:
+    """A collective that c10d requested: its operator, its annotation, and the kernel that it launches."""
+    return [
+        event("cpu_op", "record_param_comms", start_us + 1, 18, **arguments),
+        event("user_annotation", call, start_us + 2, 16),
+        *launched(kernel, start_us + 4, *kernel_us, number),
+    ]
+
+
 def document(events: list[Any], **fields: Any) -> bytes:
     return json.dumps({"schemaVersion": 1, **fields, "traceEvents": events}).encode()
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from .events import document, event, launched
+from .events import document, event, launched, requested
 
 N_STEPS = 3
 STEP_US = 10_000.0
@@ -15,11 +15,8 @@ N_BYTES = 4 << 20
 
 def collective(number: int, launch_us: float, begin_us: float, end_us: float, **more: Any) -> list[dict[str, Any]]:
     sizes = {"In msg nelems": N_BYTES // 4, "dtype": "Float", "Collective name": "allreduce", **more}
-    return [
-        event("cpu_op", "record_param_comms", launch_us, 20, **sizes),
-        event("user_annotation", "nccl:all_reduce", launch_us + 1, 18),
-        *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", launch_us + 2, begin_us, end_us - begin_us, number),
-    ]
+    kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    return requested("nccl:all_reduce", launch_us, (begin_us, end_us - begin_us), number, kernel, **sizes)
 
 
 def rank_events(

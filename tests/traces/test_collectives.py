@@ -9,7 +9,7 @@ import pytest
 from lightning_perf.records import Communication
 from lightning_perf.traces.collectives import bus_factor, collective_kind
 
-from .events import analyzed, event, launched
+from .events import analyzed, event, launched, requested
 from .shared import index_rows, needs_shared_traces, record
 
 JOB = {"rank": 0, "world_size": 4, "backend": "nccl"}
@@ -40,18 +40,6 @@ def test_kind_is_found_from_any_backends_name(name: str, kind: str) -> None:
 )
 def test_bus_factor_is_that_of_nccl_tests(kind: str, factor: float) -> None:
     assert bus_factor(kind, 8) == factor
-
-
-def requested(
-    call: str, start_us: float, kernel_us: tuple[float, float], number: int, kernel: str, **arguments: Any
-) -> list:
-    """A call of c10d's, its annotation, and the kernel that it launches."""
-    launch = launched(kernel, start_us + 4, *kernel_us, number)
-    return [
-        event("cpu_op", "record_param_comms", start_us + 1, 18, **arguments),
-        event("user_annotation", call, start_us + 2, 16),
-        *launch,
-    ]
 
 
 def communication(tmp_path: Path, events: list[Any]) -> Communication:

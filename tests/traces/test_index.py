@@ -46,28 +46,25 @@ def approx(value: float, slack: float = 0.051) -> object:
 def test_steps_agree_with_the_index(row: Row) -> None:
     result = record(row.file)
     assert len(result.steps) == row.n_steps
-    spans = [step.host_s or 0.0 for step in result.steps or (result.whole,) if step]
-    assert median(spans) * 1e3 == approx(row.step_ms)
+    assert median(step.host_s for step in result.windows) * 1e3 == approx(row.step_ms)
 
 
 @all_rows
 def test_busy_fraction_agrees_with_the_index(row: Row) -> None:
     result = record(row.file)
-    steps = [step for step in result.steps or (result.whole,) if step]
+    steps = result.windows
     if row.kernels == 0 and row.busy_percent == 0:
         assert all(step.busy_fraction is None and step.device_busy_s is None for step in steps)
         assert result.missing["device"]
     else:
-        assert median(100 * (step.host_busy_s or 0) / (step.host_s or 1) for step in steps) == pytest.approx(
-            row.busy_percent, abs=0.2
-        )
+        busy_percent = median(100 * step.host_busy_s / step.host_s for step in steps)
+        assert busy_percent == pytest.approx(row.busy_percent, abs=0.2)
 
 
 @all_rows
 def test_loader_agrees_with_the_index(row: Row) -> None:
     result = record(row.file)
-    steps = [step for step in result.steps or (result.whole,) if step]
-    assert median(step.loader_s for step in steps) * 1e3 == approx(row.loader_ms)
+    assert median(step.loader_s for step in result.windows) * 1e3 == approx(row.loader_ms)
     assert (result.loader is None) == (row.loader_ms == 0)
 
 

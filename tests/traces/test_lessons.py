@@ -78,8 +78,7 @@ def test_predicted_step_takes_the_longer_of_host_and_device_when_a_cause_goes() 
     for file in ("sam-fp32-syncs-a100.json.gz", WORKERS_0, "v100-ddp-unbucketed.json.gz", "owlv2-h100.json.gz"):
         result = record(file)
         n = max(len(result.steps), 1)
-        windows = result.steps or ((result.whole,) if result.whole else ())
-        device_s = sum(step.device_busy_s or 0 for step in windows) / n
+        device_s = sum(step.device_busy_s or 0 for step in result.windows) / n
         for each in result.what_if:
             assert 0 <= each.low_s <= each.high_s <= each.step_s + 1e-12
             assert each.low_s >= each.step_s - each.claim_s / n - 1e-9
