@@ -50,15 +50,15 @@ def select(
     """
     if safety not in SAFETIES:
         raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
-    chosen, measured = Selection({}, {}, {}, {}), _gained_nothing(session)
+    chosen, useless = Selection({}, {}, {}, {}), _gained_nothing(session)
     for finding in sorted(session.findings, key=_order):
         taken: Prescription | None = None
         for fix in finding.prescriptions:
             trainer = {**fix.trainer_flags, **objects(fix)}
             if not trainer and not fix.loader_args:
                 reason = _why_no_arguments(finding, fix)
-            elif finding.gain is not None and fix.treatment in measured:
-                reason = f"no gain in a trial: {measured[fix.treatment].replace('_', ' ')}"
+            elif finding.gain is not None and fix.treatment in useless:
+                reason = f"no gain in a trial: {useless[fix.treatment].replace('_', ' ')}"
             elif SAFETIES.index(fix.safety) > SAFETIES.index(safety):
                 reason = f'may change results; safety="{fix.safety}" includes it'
             elif taken is not None and SAFETIES.index(fix.safety) > SAFETIES.index(taken.safety):

@@ -37,7 +37,7 @@ class BlockTrial:
     """The blocks of one change.
 
     Args:
-        chance: Random generator that draws the order of blocks.
+        rng: Random generator that draws the order of blocks.
         pairs_per_value: Pairs whose mean is one value: 2 for neighboring blocks, because the middle of A B B A is two
             blocks of one arm, whose noise two pairs would share; 1 for blocks as long as an epoch.
         max_values: Values after which the change is undone unless it is kept.
@@ -47,8 +47,8 @@ class BlockTrial:
         lost_s_per_step: Sum over all pairs of the treated block's mean minus the other's.
     """
 
-    def __init__(self, chance: random.Random, pairs_per_value: int = 2, max_values: int = MAX_VALUES) -> None:
-        self._chance, self._pairs_per_value, self._max_values = chance, pairs_per_value, max_values
+    def __init__(self, rng: random.Random, pairs_per_value: int = 2, max_values: int = MAX_VALUES) -> None:
+        self._rng, self._pairs_per_value, self._max_values = rng, pairs_per_value, max_values
         self._order: list[bool] = []
         self._first_s: float | None = None  # of the pair under way
         self.logs: list[float] = []
@@ -58,7 +58,7 @@ class BlockTrial:
     def is_next_treated(self) -> bool:
         """Whether the next block is one with the change."""
         if not self._order:
-            first = self._chance.random() < 0.5
+            first = self._rng.random() < 0.5
             self._order = [first, not first, not first, first]
         return self._order[0]
 

@@ -120,8 +120,7 @@ class ColumnBuilder:
         times_us = _floats([event.ts for event in events], _MAX_TIME_US)
         kept = np.flatnonzero((sizes > 0) & ~np.isnan(times_us))
         on_device = _integers([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
-        places = [(_place(events[i].pid), _place(events[i].tid)) for i in kept.tolist()]
-        threads = _numbers(self._threads, places)
+        threads = _numbers(self._threads, [(_id_of(events[i].pid), _id_of(events[i].tid)) for i in kept.tolist()])
         self._allocations.append((times_us[kept], threads, sizes[kept], on_device))
 
     def _columns(self, events: Sequence[Event | Complete]) -> tuple[npt.NDArray[Any], ...]:
@@ -243,7 +242,7 @@ def _merged_threads(keys: list[tuple[Any, Any]]) -> tuple[tuple[tuple[Any, Any],
     return tuple(merged), new_ids
 
 
-def _place(value: Any) -> int | str:
+def _id_of(value: Any) -> int | str:
     """Return the id of a process or thread."""
     return value if isinstance(value, (int, str)) else repr(value)
 
@@ -300,4 +299,4 @@ def _sanitized(event: Event | Complete) -> Event | None:
     except (TypeError, ValueError, OverflowError):
         return None
     category, name = (value if isinstance(value, str) else repr(value) for value in (event.cat, event.name))
-    return Event("X", category, name, _place(event.pid), _place(event.tid), start_us, duration_us, event.args)
+    return Event("X", category, name, _id_of(event.pid), _id_of(event.tid), start_us, duration_us, event.args)
