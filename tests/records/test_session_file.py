@@ -91,32 +91,28 @@ def test_save_sets_the_session_of_another_run_aside(tmp_path: Path) -> None:
     assert load(tmp_path / "perf_session.first.json") == other_run(ddp(), "first")
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "raised", "words"),
+    [
+        ("fsync", FULL, SessionError, r"No space left on device.*choose another out_dir"),
+        ("replace", FULL, SessionError, r"No space left on device.*choose another out_dir"),
+        ("fsync", KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
 def test_save_leaves_the_old_file_whole_when_it_breaks_off(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, error: BaseException, raised: type, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = starved().save(tmp_path)
     before = file.read_bytes()
 
     def breaking(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(session_module.os, step, breaking)
-    with pytest.raises(SessionError, match=r"No space left on device.*choose another out_dir"):
-        msgspec.structs.replace(starved(), findings=()).save(tmp_path)
-    assert file.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [SESSION_FILE]
-
-
-def test_save_leaves_the_old_file_whole_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = starved().save(tmp_path)
-    before = file.read_bytes()
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(session_module.os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised, match=words):
         msgspec.structs.replace(starved(), findings=()).save(tmp_path)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [SESSION_FILE]
