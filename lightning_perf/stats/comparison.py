@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median, mode
 from typing import Any
 
@@ -90,7 +91,7 @@ def _times(sides: Sides, scales: tuple[float, float], noise: float) -> tuple[Tim
     """Return the changes of step and wall time, and of phases, the largest first."""
     names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in sides for s in side)]
     known: dict[str, LevelOf] = {"step": _step_level, "wall": _wall_level}
-    known |= {name: _phase_level(name) for name in names}
+    known |= {name: partial(_phase_level, name) for name in names}
     step, wall, *phases = (_time_change(name, level_of, sides, scales, noise) for name, level_of in known.items())
     phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
     return (step, wall, *phases)
@@ -171,18 +172,15 @@ def epoch_walls(session: Session) -> list[float]:
     return [epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual]
 
 
-def _phase_level(name: str) -> LevelOf:
-    def of(steady: StageTimes, session: Session) -> Level | str:
-        series = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
-        if name in STEP_PHASES and series and min(series) > 0:
-            return level(series)
-        phase = steady.phases.get(name)
-        n_steps = steady.n_steps + _first_steps(steady, session)
-        if phase is None or phase.total_s <= 0 or n_steps == 0:
-            return "it did not occur"
-        return Level(math.log(phase.total_s / n_steps), None, 0)
-
-    return of
+def _phase_level(name: str, steady: StageTimes, session: Session) -> Level | str:
+    series = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
+    if name in STEP_PHASES and series and min(series) > 0:
+        return level(series)
+    phase = steady.phases.get(name)
+    n_steps = steady.n_steps + _first_steps(steady, session)
+    if phase is None or phase.total_s <= 0 or n_steps == 0:
+        return "it did not occur"
+    return Level(math.log(phase.total_s / n_steps), None, 0)
 
 
 def whole_blocks(steady: StageTimes) -> Sequence[Block]:
