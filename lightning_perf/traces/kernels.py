@@ -27,7 +27,10 @@ N_TOP: Final = 32
 _KINDS: Final = tuple(
     (kind, re.compile(pattern).search)
     for kind, pattern in (
-        ("communication", r"nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
+        (
+            "communication",
+            r"nccl(dev)?kernel|^nccl|rccl|nvshmem|(one|two)_?shot_?all_?reduce|multimem_all|cross_device_reduce",
+        ),
         ("attention", r"flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
         (
             "copy",

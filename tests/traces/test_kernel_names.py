@@ -38,6 +38,8 @@ def test_matrix_kernels_are_classified_by_name(name: str, kind: str, precision: 
     [
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "communication"),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "communication"),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>", "communication"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "memset"),
         ("void at::native::elementwise_kernel<128, 4, gpu_kernel_impl<direct_copy_kernel_cuda(...)>", "copy"),
