@@ -62,9 +62,9 @@ _KINDS: Final = tuple(
 )
 
 _TENSOR_CORE: Final = re.compile(
-    r"[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|hmma|imma|wgmma|tensorop|tensor_op|gmma"
-    r"|sm(80|86|89|90|100|120)_xmma|xmma_gemm|xmma_(fprop|dgrad|wgrad)|flash_(fwd|bwd)|flash_attn|fmha_(cutlass|v2)"
-    r"|_mi\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_zn\d*flash|nvjet|warpgroup"
+    r"[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|[hiw]mma|gmma|tensorop|tensor_op"
+    r"|sm(80|86|89|90|100|120)_xmma|xmma_gemm|xmma_(fprop|dgrad|wgrad)|flash_?(fwd|bwd|fprop|bprop|attn)"
+    r"|fmha_?(cutlass|v2|fwd|bwd)|_mi\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_zn\d*flash|nvjet|warpgroup"
 )
 """``884``, ``1688``, ``16816`` … are the shapes of one matrix instruction; ``MI16x16x1`` and ``xdl`` are AMD's."""
 

@@ -24,6 +24,13 @@ MATRICES = [
     ("Cijk_Alik_Bljk_SB_MT64x64x8_SN_1LDSB0", "matmul", "fp32", False),
     ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x64x32_wt32x32x8", "convolution", "bf16", True),
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<cutlass::bfloat16_t>>", "attention", "bf16", True),
+    ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_6_128x64x64_4x1x1_cga1x1x1_kernel0_0",
+     "attention", "fp16", True),
+    ("cudnn_generated_fort_native_sdpa_sm100_flash_bprop_f16_knob_1_128x128x128_4x1x1_cga1x1x1_kernel0_0",
+     "attention", "fp16", True),
+    ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<128, cutlass::bfloat16_t>>>",
+     "attention", "bf16", True),
+    ("void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::half_t>>", "attention", "fp16", True),
     ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention)", "attention", "bf16", True),
 ]  # fmt: skip
 
