@@ -22,7 +22,6 @@ from .step_times import StepTimes
 MATRIX_KINDS: Final = ("matmul", "convolution", "attention")
 N_TOP: Final = 32
 
-
 # Patterns are searched in lower-case names. The first that matches decides.
 _KINDS: Final = tuple(
     (kind, re.compile(pattern).search)
@@ -32,6 +31,7 @@ _KINDS: Final = tuple(
             r"nccl(dev)?kernel|^nccl|rccl|nvshmem|(one|two)_?shot_?all_?reduce|multimem_all|cross_device_reduce",
         ),
         ("attention", r"flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
+        ("matmul", r"^triton_tem_(?!.*conv).*mm"),
         (
             "copy",
             r"nchwtonhwc|nhwctonchw|batched_transpose|converttensor_kernel|nchw2nhwc|nhwc2nchw|tensor_reorder",
@@ -53,13 +53,16 @@ _KINDS: Final = tuple(
         ("reduction", r"reduce_kernel|reduce|devicescan|radix|sort|topk|argmax|argmin|cumsum|norm_"),
         (
             "elementwise",
-            r"elementwise|pointwise|^triton_poi|multi_tensor_apply|tensorop|optensor|dropout|scalepacked",
+            r"elementwise|pointwise|^triton_(poi|for)|multi_tensor_apply|tensorop|optensor|dropout|scalepacked",
         ),
         ("reduction", r"^triton_(red|per)"),
         ("embedding", r"embedding|index_?select|index_|scatter|gather"),
         ("pooling", r"pool|upsample"),
     )
 )
+
+_WITHOUT_PRODUCTS: Final = ("triton_poi_", "triton_red_", "triton_per_", "triton_for_")
+"""Kernels of torch.compile whose names list fused operators, also matrix products that other kernels compute."""
 
 _TENSOR_CORE: Final = re.compile(
     r"[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|[hiw]mma|gmma|tensorop|tensor_op"
@@ -89,7 +92,8 @@ _LAYOUT: Final = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|
 def kernel_kind(name: str) -> str:
     """Return the kind of a kernel; ``other`` if unknown."""
     name = name.lower()
-    return next((kind for kind, search in _KINDS if search(name)), "other")
+    excluded = MATRIX_KINDS if name.startswith(_WITHOUT_PRODUCTS) else ()
+    return next((kind for kind, search in _KINDS if kind not in excluded and search(name)), "other")
 
 
 @functools.lru_cache(maxsize=65_536)

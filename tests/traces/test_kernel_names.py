@@ -57,6 +57,13 @@ def test_matrix_kernels_are_classified_by_name(name: str, kind: str, precision: 
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("void fbgemm_gpu::permute_2D_data_kernel<false>", "copy"),
         ("triton_poi_fused_add_relu_0", "elementwise"),
+        ("triton_poi_fused_convolution_relu_3", "elementwise"),
+        ("triton_for_fused_0", "elementwise"),
+        ("triton_per_fused__scaled_dot_product_attention_sum_2", "reduction"),
+        ("triton_tem_fused_addmm_relu_0", "matmul"),
+        ("triton_tem_fused_addmm_native_layer_norm_view_1", "matmul"),
+        ("triton_tem_fused__to_copy_convolution_repeat_unsqueeze_view_2", "convolution"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
         ("my_own_kernel", "other"),
     ],
 )
