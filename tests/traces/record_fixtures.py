@@ -3,6 +3,8 @@
 Run it again after a change to torch's profiler; what the traces must say is in test_fixtures.py.
 """
 
+from __future__ import annotations
+
 import gzip
 import json
 import tempfile
