@@ -61,8 +61,8 @@ _KINDS: Final = tuple(
     )
 )
 
-_WITHOUT_PRODUCTS: Final = ("triton_poi_", "triton_red_", "triton_per_", "triton_for_")
-"""Kernels of torch.compile whose names list fused operators, also matrix products that other kernels compute."""
+_NOT_MATRIX: Final = ("triton_poi_", "triton_red_", "triton_per_", "triton_for_")
+"""Kernels of torch.compile that multiply no matrices, although their names list operators that do."""
 
 _TENSOR_CORE: Final = re.compile(
     r"[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|[hiw]mma|gmma|tensorop|tensor_op"
@@ -92,7 +92,7 @@ _LAYOUT: Final = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|
 def kernel_kind(name: str) -> str:
     """Return the kind of a kernel; ``other`` if unknown."""
     name = name.lower()
-    excluded = MATRIX_KINDS if name.startswith(_WITHOUT_PRODUCTS) else ()
+    excluded = MATRIX_KINDS if name.startswith(_NOT_MATRIX) else ()
     return next((kind for kind, search in _KINDS if kind not in excluded and search(name)), "other")
 
 
