@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from stats.test_comparison import simulated
 
+from benchmarks.comparison.simulated_sessions import simulated
 from cli.test_report import BLOCKER, call
 from lightning_perf.records import Comparison
 

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import msgspec
-from stats.test_comparison import simulated
 
+from benchmarks.comparison.simulated_sessions import simulated
 from lightning_perf.records import (
     LoaderSettings,
     Machine,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stats.test_comparison import STEP_S
 
+from benchmarks.comparison.simulated_sessions import STEP_S
 from lightning_perf.history.run_history import RunHistory
 from lightning_perf.history.store import History
 from lightning_perf.records import HostTelemetry, Session, Spread, Telemetry

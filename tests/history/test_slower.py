@@ -5,8 +5,8 @@ from statistics import fmean
 
 import msgspec
 import pytest
-from stats.test_comparison import STEP_S
 
+from benchmarks.comparison.simulated_sessions import STEP_S
 from lightning_perf.history.entry import reduced
 from lightning_perf.history.slower import (
     _grouped,
