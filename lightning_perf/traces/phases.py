@@ -17,8 +17,8 @@ BACKWARD_NAME: Final = re.compile(
 )
 """Autograd functions; torch 1.8 gives them no common prefix."""
 
-_FORWARD: Final = re.compile(r"perfdoctor:forward\Z|\[pl\].*\.training_step\Z", re.DOTALL).match
-_BACKWARD: Final = re.compile(r"perfdoctor:backward\Z|\[pl\].*\.backward\Z", re.DOTALL).match
+_FORWARD: Final = re.compile(r"perfdoctor:forward\Z|\[pl\]\[profile\].*\.training_step\Z", re.DOTALL).match
+_BACKWARD: Final = re.compile(r"perfdoctor:backward\Z|\[pl\]\[profile\].*\.backward\Z", re.DOTALL).match
 _OPTIMIZER: Final = re.compile(r"perfdoctor:optimizer\Z|Optimizer\.(step|zero_grad)#").match
 _UPDATE: Final = re.compile(r"perfdoctor:optimizer\Z|Optimizer\.step#").match
 """Steps of the optimizer; zeroing gradients ends no phase, as it may precede backward."""
