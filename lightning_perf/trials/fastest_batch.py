@@ -77,7 +77,7 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     if not rates:
         return None
     limit = _limit(points, capacity_bytes)
-    failed = min((point.batch_size for point in points if point.samples_per_s is None), default=None)
+    failed = min((point.batch_size for point in points if point.batch_size not in rates), default=None)
     largest = max(rates)
     before = max((size for size in rates if size < largest), default=None)
     if before is None or rates[largest] >= (1 + GROWTH * math.log2(largest / before)) * rates[before]:

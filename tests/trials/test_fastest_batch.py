@@ -65,6 +65,10 @@ def test_knee_is_unknown_when_nothing_ran() -> None:
     assert next_size([BatchPoint(batch_size=8, samples_per_s=None)]) is None
 
 
+def test_search_goes_on_when_one_of_several_runs_of_a_size_was_lost() -> None:
+    assert next_size([BatchPoint(batch_size=8, samples_per_s=rate) for rate in (None, 1000.0)]) == 16
+
+
 def test_median_counts_when_one_size_was_measured_several_times() -> None:
     larger = [BatchPoint(batch_size=8, samples_per_s=rate) for rate in (100.0, 900.0, 2000.0)]
     assert knee([BatchPoint(batch_size=4, samples_per_s=880.0), *larger]) == 4
