@@ -88,8 +88,7 @@ class LadderSearch:
 
     def fastest_batch(self) -> Round | None:
         """Search for the fastest batch, one run per size, then measure it as a rung; None once that is done."""
-        names = {candidate.treatment.partition("=")[0] for candidate in self.kept}
-        if not self._plan.finds_batch or TREATMENT in names:
+        if not self._plan.finds_batch or any(_conflict(Candidate(treatment=TREATMENT), one) for one in self.kept):
             return None
         below = arm_id([candidate.treatment for candidate in self.kept])
         # Runs of the search, and earlier ones of the rung below: later ones must not move the knee.

@@ -327,6 +327,10 @@ def test_fastest_batch_is_not_searched_when_not_requested_or_a_size_is_kept() ->
     assert all("batch-size" not in r.arm for r in lab.finish().runs)
     given = searching({"batch-size=x3": 1.0}).finish()
     assert {r.arm for r in given.runs} == {"baseline", "baseline-again", "batch-size=x3"}
+    other = Candidate(treatment="checkpointing-batch=x2", conflicts=("batch-size",))
+    kept = Lab({other.treatment: 2.0}, Plan(candidates=(other,), finds_batch=True)).finish()
+    assert best(ladder(kept.plan, kept.runs)) == other.treatment
+    assert {r.stage for r in kept.runs} == {0}
 
 
 def test_later_runs_of_the_rung_below_do_not_move_the_batch_size_found() -> None:
