@@ -87,7 +87,8 @@ class TrainerWrapper:
                 try:
                     original(trainer, **changed)
                 except Exception as error:  # raised again, or reported
-                    if changed == kwargs:
+                    raise_if_from_signal(error)
+                    if changed == kwargs or not self.job.specs:
                         raise
                     reason = f"Trainer rejects the treatment's arguments: {describe(error)}"
                     if self.job.mode != "run":

@@ -7,7 +7,9 @@ import pickle
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from lightning_perf.trials import inside, modes
@@ -179,6 +181,33 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
     assert codes == [3]
     with pytest.raises(inside.Over):
         inside.leave_if_over()
+
+
+class Redirects:
+    """A mode that changes an argument of the Trainer."""
+
+    def __init__(self, job: Job) -> None: ...
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        return {**arguments, "default_root_dir": "elsewhere"}
+
+
+def rejected(trainer: Any, **arguments: Any) -> None:
+    raise ValueError("no GPU")
+
+
+def test_error_of_the_scripts_own_trainer_reaches_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "keeps_process", True)  # no timer is set
+    job = Job(mode="trial", folder=str(tmp_path))
+    with pytest.raises(ValueError, match="no GPU"):  # which may build another Trainer then
+        inside.TrainerWrapper(job, "lightning.pytorch", Redirects).around_init(rejected)(None)
+    assert read_result(tmp_path) is None
+    treated = msgspec.structs.replace(job, specs=("precision-fp16",))
+    with pytest.raises(inside.Over):
+        inside.TrainerWrapper(treated, "lightning.pytorch", Redirects).around_init(rejected)(None)
+    result = read_result(tmp_path)
+    assert result is not None
+    assert result.reason == "Trainer rejects the treatment's arguments: ValueError: no GPU"
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
