@@ -119,7 +119,7 @@ class TrainerWrapper:
 
     def _guarded(self, function: Callable[[], Any], otherwise: Any) -> Any:
         try:
-            return function()
+            return otherwise if self._is_off else function()
         except Exception as error:  # noqa: BLE001 - reported; in mode run the user's training goes on
             if self.job.mode != "run":
                 fail(self.job, describe(error), error)

@@ -124,6 +124,15 @@ def test_run_continues_unchanged_when_trainer_rejects_a_treatment(work: Path, tm
     assert "Trainer rejects the treatment's arguments: ValueError: no such precision" in refused.stderr
 
 
+def test_run_continues_after_one_line_when_its_mode_raises(work: Path, tmp_path: Path) -> None:
+    _, environment = job_in(tmp_path, specs=("no-such-treatment",))
+    refused = run(work, environment)
+    assert refused.returncode == 0
+    assert "the rest of the script" in refused.stdout
+    assert refused.stderr.startswith("lightning-perf: not added to this Trainer: ConfigError: 'no-such-treatment'")
+    assert refused.stderr.count("\n") == 1
+
+
 def test_measured_run_ends_at_once_when_code_of_lightning_perf_raises(work: Path, tmp_path: Path) -> None:
     job, environment = job_in(tmp_path, mode="trial")
     Path(environment[JOB_VARIABLE]).write_text("not a job")
