@@ -8,6 +8,7 @@ from typing import Any
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
+from lightning_perf.interrupts import raise_if_from_signal
 
 
 @functools.cache
@@ -89,4 +90,5 @@ class TreaterHooks:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001 - reported
+            raise_if_from_signal(error)
             self.fail(error)

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
 from lightning_perf.trials.job import Job, Result, read_result
 from lightning_perf.trials.runner import Ended, run_supervised
 from tests.fuzzing import thinned
+from tests.trainer.interrupts import Preempted, preempt
 
 from . import scripts
 
@@ -208,6 +210,15 @@ def test_error_of_the_scripts_own_trainer_reaches_the_script(tmp_path: Path, mon
     result = read_result(tmp_path)
     assert result is not None
     assert result.reason == "Trainer rejects the treatment's arguments: ValueError: no GPU"
+
+
+def test_error_of_a_signal_handler_reaches_the_training(tmp_path: Path) -> None:
+    applier = SimpleNamespace(undo=lambda: preempt("while a treatment is undone"))
+    with pytest.raises(Preempted):
+        TreaterHooks(applier, fail=lambda error: None).teardown(None, None, "fit")
+    wrapper = inside.TrainerWrapper(Job(mode="run", folder=str(tmp_path), specs=("x",)), "lightning.pytorch", Redirects)
+    with pytest.raises(Preempted):
+        wrapper.around_init(lambda trainer, **_: preempt("in the Trainer"))(None)
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
