@@ -90,10 +90,7 @@ class TrainerWrapper:
                     raise_if_from_signal(error)
                     if changed == kwargs or not self.job.specs:
                         raise
-                    reason = f"Trainer rejects the treatment's arguments: {describe(error)}"
-                    if self.job.mode != "run":
-                        fail(self.job, reason, error)
-                    warn(reason)
+                    self.mode.cannot_treat(error, "Trainer rejects the treatment's arguments")
                     original(trainer, **kwargs)
                 note(self.job, "trainer")
                 self._guarded(lambda: self.mode.built(trainer, self.namespace), None)

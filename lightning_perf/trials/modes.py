@@ -48,10 +48,10 @@ class RunMode:
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
 
-    def cannot_treat(self, error: BaseException) -> None:
+    def cannot_treat(self, error: BaseException, what: str = "a treatment was not applied") -> None:
         """Report a treatment that is not applied; the training continues without it."""
         self._has_failed = True
-        warn(f"a treatment was not applied: {describe(error)}")
+        warn(f"{what}: {describe(error)}")
 
     def _confirm(self, trainer: Any) -> None:
         """Report what was applied, and to which loaders."""
@@ -124,9 +124,9 @@ class TrialMode:
         if not self.has_result:
             result.write(self.job.folder)
 
-    def cannot_treat(self, error: BaseException) -> None:
+    def cannot_treat(self, error: BaseException, what: str = "the treatment cannot be applied") -> None:
         """End the script: a training without the treatment must not be measured as if it had it."""
-        fail(self.job, f"the treatment cannot be applied: {describe(error)}", error)
+        fail(self.job, f"{what}: {describe(error)}", error)
 
 
 class _LoaderMode(TrialMode):

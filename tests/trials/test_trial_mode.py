@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,40 +185,53 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
         inside.leave_if_over()
 
 
-class Redirects:
-    """A mode that changes an argument of the Trainer."""
-
-    def __init__(self, job: Job) -> None: ...
-
-    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        return {**arguments, "default_root_dir": "elsewhere"}
-
-
-def rejected(trainer: Any, **arguments: Any) -> None:
-    raise ValueError("no GPU")
+def built(job: Job, original: Callable[..., None]) -> Any:
+    """Build a Trainer whose constructor is ``original``."""
+    trainer = SimpleNamespace(is_global_zero=True, callbacks=[])
+    wrapper = inside.TrainerWrapper(job, "lightning.pytorch", modes.MODES[job.mode])
+    wrapper.around_init(original)(trainer)
+    return trainer
 
 
 def test_error_of_the_scripts_own_trainer_reaches_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "keeps_process", True)  # no timer is set
     job = Job(mode="trial", folder=str(tmp_path))
+
+    def reject(trainer: Any, **arguments: Any) -> None:
+        raise ValueError("no GPU")
+
     with pytest.raises(ValueError, match="no GPU"):  # which may build another Trainer then
-        inside.TrainerWrapper(job, "lightning.pytorch", Redirects).around_init(rejected)(None)
+        built(job, reject)
     assert read_result(tmp_path) is None
-    treated = msgspec.structs.replace(job, specs=("precision-fp16",))
     with pytest.raises(inside.Over):
-        inside.TrainerWrapper(treated, "lightning.pytorch", Redirects).around_init(rejected)(None)
+        built(msgspec.structs.replace(job, specs=("precision-fp16",)), reject)
     result = read_result(tmp_path)
     assert result is not None
     assert result.reason == "Trainer rejects the treatment's arguments: ValueError: no GPU"
+
+
+def test_treatment_that_the_trainer_rejects_is_not_reported_as_applied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reject(trainer: Any, **arguments: Any) -> None:
+        if "precision" in arguments:
+            raise ValueError("no such precision")
+
+    job = Job(mode="run", folder=str(tmp_path), with_doctor=False, specs=("precision-bf16",))
+    (treater,) = built(job, reject).callbacks
+    treater.applied(SimpleNamespace(is_global_zero=True))
+    assert capsys.readouterr().err == (
+        "lightning-perf: Trainer rejects the treatment's arguments: ValueError: no such precision\n"
+    )
 
 
 def test_error_of_a_signal_handler_reaches_the_training(tmp_path: Path) -> None:
     applier = SimpleNamespace(undo=lambda: preempt("while a treatment is undone"))
     with pytest.raises(Preempted):
         TreaterHooks(applier, fail=lambda error: None).teardown(None, None, "fit")
-    wrapper = inside.TrainerWrapper(Job(mode="run", folder=str(tmp_path), specs=("x",)), "lightning.pytorch", Redirects)
+    job = Job(mode="run", folder=str(tmp_path), specs=("precision-bf16",))
     with pytest.raises(Preempted):
-        wrapper.around_init(lambda trainer, **_: preempt("in the Trainer"))(None)
+        built(job, lambda trainer, **_: preempt("in the Trainer"))
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
