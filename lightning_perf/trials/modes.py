@@ -87,6 +87,7 @@ class TrialMode:
             doctor = add_doctor(trainer, namespace, self.job.doctor)
             doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
             doctor.reports = ("json",)
+            doctor.apply, doctor.autopilot = (), None  # of the script's own: the training is diagnosed as it is
         else:
             trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
         self.meters.append(meter)

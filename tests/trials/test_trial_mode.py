@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lightning_perf import PerfDoctor
 from lightning_perf.trials import inside, modes
 from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
 from lightning_perf.trials.job import Job, Result, read_result
@@ -232,6 +233,13 @@ def test_error_of_a_signal_handler_reaches_the_training(tmp_path: Path) -> None:
     job = Job(mode="run", folder=str(tmp_path), specs=("precision-bf16",))
     with pytest.raises(Preempted):
         built(job, lambda trainer, **_: preempt("in the Trainer"))
+
+
+def test_perf_doctor_of_the_script_applies_nothing_in_a_trial(tmp_path: Path) -> None:
+    doctor = PerfDoctor(apply=["loader-workers"], autopilot="exact")
+    mode = modes.TrialMode(Job(mode="trial", folder=str(tmp_path)))
+    mode.built(SimpleNamespace(callbacks=[doctor]), "lightning.pytorch")
+    assert (doctor.apply, doctor.autopilot, doctor.reports) == ((), None, ("json",))
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
