@@ -58,9 +58,10 @@ def trial(
         TrialError: There is nothing to measure.
     """
     factories = (make_trainer, make_module, make_data)
-    if (command is not None and any(factories)) or (command is None and not (make_trainer and make_module)):
-        raise ConfigError("trial expects a command, a function, or make_trainer and make_module, and only one of these")
     is_command = isinstance(command, (str, Sequence))
+    is_given = is_command or callable(command) if command is not None else make_trainer and make_module
+    if not is_given or (command is not None and any(factories)):
+        raise ConfigError("trial expects a command, a function, or make_trainer and make_module, and only one of these")
     if not is_command and (time_limit_s is not None or memory_limit_bytes is not None):
         raise ConfigError("time_limit_s and memory_limit_bytes apply to commands only, whose processes can be ended")
     execute = None

@@ -230,6 +230,7 @@ def test_folder_is_below_perf_logs_by_default(monkeypatch: pytest.MonkeyPatch) -
         ({}, "expects a command, a function, or make_trainer and make_module"),
         ({"make_trainer": make_trainer}, "expects a command, a function, or make_trainer and make_module"),
         ({"command": train, "make_data": make_data}, "and only one of these"),
+        ({"command": Path("train.py")}, "expects a command, a function"),
         ({"command": train, "time_limit_s": 5.0}, "apply to commands only"),
         ({"command": train, "treatments": ["teleport"]}, "'teleport' is not a treatment"),
     ],
