@@ -179,7 +179,7 @@ class FlushDenormal(Treatment):
         import torch
 
         # torch has no function that reads the setting. 1e-38 is a normal float32, a thousandth of it is denormal.
-        was_on = bool((torch.tensor(1e-38) * 1e-3 == 0).item())
+        was_on = bool((torch.tensor(1e-38, dtype=torch.float32) * 1e-3 == 0).item())
         undos.note(partial(torch.set_flush_denormal, was_on))
         if not torch.set_flush_denormal(True):
             raise TreatmentError("this CPU cannot flush denormal numbers: expected one with SSE3, or ARM64")

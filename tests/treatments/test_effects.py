@@ -121,6 +121,19 @@ def test_torch_is_set_during_the_fit_and_set_back_after_it(text: str, read: Any,
     assert read() == before
 
 
+def test_denormals_stay_flushed_after_the_fit_when_they_were_before() -> None:
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        undos = Undos()
+        parse("flush-denormal").treatment.set_up(None, None, None, undos)
+        undos.close()
+        assert torch.tensor(1e-38, dtype=torch.float32) * 1e-3 == 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_flush_denormal(False)
+
+
 def test_deterministic_algorithms_are_off_during_the_fit_and_on_again_after_it() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
