@@ -13,6 +13,7 @@ from .treatment import Treatment
 
 _MODULES = (data, compute, precision, compile, memory, host, loop, distributed)
 _MIXED = frozenset({"precision-bf16", "precision-fp16"})
+_UNIFORM = frozenset({"precision-bf16-true", "precision-32"})
 
 
 @functools.cache
@@ -106,8 +107,8 @@ def _check_clipping(ids: Sequence[str], session: Session | None) -> None:
     """Refuse what Lightning refuses: a fused optimizer removes the loss scale only after gradients would be clipped."""
     if session is None or "fused-optimizer" not in ids or not session.settings.trainer.gradient_clip_val:
         return
-    was_mixed = session.settings.trainer.precision in MIXED_PRECISIONS and "precision-bf16-true" not in ids
-    if was_mixed or _MIXED.intersection(ids):
+    stays_mixed = session.settings.trainer.precision in MIXED_PRECISIONS and not _UNIFORM.intersection(ids)
+    if stays_mixed or _MIXED.intersection(ids):
         raise ConfigError(
             "fused-optimizer cannot be applied to a training in mixed precision that clips gradients: Lightning "
             "refuses the three together; leave one of them out"

@@ -104,6 +104,8 @@ def test_check_together_refuses_when_mixed_precision_fused_and_clipping_meet() -
     with pytest.raises(ConfigError, match="clips"):
         check_together(parse_all("precision-bf16,fused-optimizer"), with_trainer(gradient_clip_val=1.0))
     check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="32-true"))
-    true = parse_all("precision-bf16-true,fused-optimizer")  # no loss scale
-    check_together(true, with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))
+    for precision in ("precision-bf16-true", "precision-32"):  # no loss scale
+        check_together(
+            parse_all(f"{precision},fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="bf16-mixed")
+        )
     check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=0.0, precision="bf16-mixed"))
