@@ -69,6 +69,13 @@ class ExpandableSegments(Treatment):
         return "rocm" if is_rocm else "cuda"
 
     def environment(self, value: Any) -> dict[str, str]:
-        variable = "PYTORCH_HIP_ALLOC_CONF" if value == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
-        others = [one for one in os.environ.get(variable, "").split(",") if one and "expandable_segments" not in one]
-        return {variable: ",".join([*others, "expandable_segments:True"])}
+        own = "PYTORCH_HIP_ALLOC_CONF" if value == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
+        # Newer torch reads PYTORCH_ALLOC_CONF first (c10/core/AllocatorConfig.h).
+        names = [name for name in ("PYTORCH_ALLOC_CONF", own) if name in os.environ] or [own]
+        return {name: _with_segments(os.environ.get(name, "")) for name in names}
+
+
+def _with_segments(settings: str) -> str:
+    """Return settings of torch's allocator with expandable segments switched on."""
+    others = [one for one in settings.split(",") if one and "expandable_segments" not in one]
+    return ",".join([*others, "expandable_segments:True"])

@@ -80,9 +80,21 @@ def test_treatment_arguments_are_checked_as_typed() -> None:
 
 
 def test_environment_has_variables_needed_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
     assert environment_of(("threads=3", "expandable-segments", "compile")) == {
         "OMP_NUM_THREADS": "3",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
     }
     assert environment_of(("loader-workers=4",)) == {}
+
+
+@pytest.mark.parametrize("with_both", [False, True])
+def test_segments_are_set_where_newer_torch_reads_them_first(monkeypatch: pytest.MonkeyPatch, with_both: bool) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native,expandable_segments:False")
+    expected = {"PYTORCH_ALLOC_CONF": "backend:native,expandable_segments:True"}
+    if with_both:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+        expected["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:64,expandable_segments:True"
+    assert environment_of(("expandable-segments",)) == expected
