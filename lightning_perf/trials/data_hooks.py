@@ -1,5 +1,6 @@
 """Callback hooks of the modes ``data`` and ``ceiling``."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -128,8 +129,11 @@ class OneBatch:
         self.batch = batch
 
     def __iter__(self) -> Iterator[Any]:
-        # The same tensors in new containers, because a step may change these.
-        return (tree_map(lambda leaf: leaf, self.batch) for _ in range(MANY_BATCHES))
+        # The same tensors in new containers, because a step may change these. A class of a library is a leaf.
+        return (
+            tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else copy.copy(leaf), self.batch)
+            for _ in range(MANY_BATCHES)
+        )
 
 
 class SizedOneBatch(OneBatch):

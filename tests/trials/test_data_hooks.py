@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import UserDict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def test_time_limit_is_kept_when_there_are_many_loaders(tmp_path: Path) -> None:
 def test_one_batch_is_repeated_with_new_containers() -> None:
     class Wrapped(DataLoader):
         def __iter__(self):
-            return ({"x": batch, "meta": ["name"]} for (batch,) in super().__iter__())
+            return ({"x": batch, "meta": ["name"], "own": UserDict(y=batch)} for (batch,) in super().__iter__())
 
     loader = one_batch_of(Wrapped(TensorDataset(torch.arange(8.0)), batch_size=2))
     assert len(loader) == MANY_BATCHES
@@ -91,7 +92,8 @@ def test_one_batch_is_repeated_with_new_containers() -> None:
     assert first["x"] is second["x"]
     assert torch.equal(first.pop("x"), torch.tensor([0.0, 1.0]))
     first["meta"].clear()
-    assert second == {"x": second["x"], "meta": ["name"]}
+    first["own"].clear()
+    assert second == {"x": second["x"], "meta": ["name"], "own": {"y": second["x"]}}
     assert next(iter(loader)) == second
 
 
