@@ -84,7 +84,6 @@ class InProcess:
             code=0,
             reason=reason,
             wall_s=time.monotonic() - started,
-            peak_bytes=0,
             result=read_result(folder),
             events=frozenset(read_events(folder)),
             log=read_tail(folder / "log.txt"),

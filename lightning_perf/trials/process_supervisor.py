@@ -47,7 +47,7 @@ def main(spec_path: str) -> None:
 
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(_OOM_SCORE)
-    ended: dict[str, Any] = {"code": None, "reason": "", "peak_bytes": 0, "wall_s": 0.0}
+    ended: dict[str, Any] = {"code": None, "reason": ""}
     started = time.monotonic()
     try:
         command = subprocess.Popen(spec["command"], stdin=subprocess.DEVNULL, preexec_fn=before)
@@ -64,12 +64,9 @@ def main(spec_path: str) -> None:
 
 
 def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[str, Any], started: float) -> None:
-    memory_limit = spec["memory_limit_bytes"]
-    time_limit = spec["time_limit_s"]
-    read_at = 0.0
-    read_exactly_at = -_EXACT_MEMORY_EVERY_S
-    is_over = False
-    while True:
+    memory_limit, time_limit = spec["memory_limit_bytes"], spec["time_limit_s"]
+    read_at, read_exactly_at = 0.0, -_EXACT_MEMORY_EVERY_S
+    while not ended["reason"]:
         if _wait_for_close():
             ended["reason"] = "interrupted"
             break
@@ -78,20 +75,15 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         now = time.monotonic()
         if time_limit is not None and now - started > time_limit:
             ended["reason"] = f"it ran past its time limit of {time_limit:g} s"
-            break
-        if now - read_at >= _MEMORY_EVERY_S:
-            read_at = now
-            used = _memory_bytes()
-            if memory_limit is not None and used > memory_limit and now - read_exactly_at >= _EXACT_MEMORY_EVERY_S:
-                read_exactly_at = now
-                used = _memory_bytes(is_exact=True)
-                is_over = used > memory_limit
-            ended["peak_bytes"] = max(ended["peak_bytes"], used)
-            if is_over:
+        if memory_limit is None or now - read_at < _MEMORY_EVERY_S:
+            continue
+        read_at = now
+        if _memory_bytes() > memory_limit and now - read_exactly_at >= _EXACT_MEMORY_EVERY_S:
+            read_exactly_at, used = now, _memory_bytes(is_exact=True)
+            if used > memory_limit:
                 ended["reason"] = (
                     f"it used {used / 2**30:.2f} GiB of memory; its limit is {memory_limit / 2**30:.2f} GiB"
                 )
-                break
     if not ended["reason"]:
         _wait_for_stragglers(_MEASURED_S if os.path.exists(spec["result"]) else _STRAGGLERS_S)
     _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)

@@ -48,7 +48,6 @@ class Ended(Record, frozen=True, kw_only=True):
         code: Exit code, negative for a signal; None if it never started.
         reason: Why it was ended or not started; empty if it ended by itself.
         wall_s: Seconds from its start until none of its processes was left.
-        peak_bytes: Highest sample of the resident memory of all its processes together.
         result: What it measured; None if it wrote nothing.
         events: Stages that its processes reached.
         log: The last lines that it printed.
@@ -58,7 +57,6 @@ class Ended(Record, frozen=True, kw_only=True):
     code: int | None
     reason: str
     wall_s: float
-    peak_bytes: int
     result: Result | None
     events: frozenset[str]
     log: str

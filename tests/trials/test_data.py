@@ -22,7 +22,7 @@ UNSTEADY = {"block_means_s": "the halves of the run differ"}
 def ended(**fields: Any) -> Ended:
     """Return a run on one batch."""
     result = Result(status="ok", **fields)
-    return Ended(code=0, reason="", wall_s=1.0, peak_bytes=0, result=result, events=frozenset(), log="")
+    return Ended(code=0, reason="", wall_s=1.0, result=result, events=frozenset(), log="")
 
 
 def test_step_is_the_median_of_its_blocks_when_they_are_steady() -> None:

@@ -105,7 +105,6 @@ def test_command_is_ended_when_it_exceeds_the_memory_limit(work: Path) -> None:
     command = [sys.executable, "-c", hog]
     ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
     assert "its limit is 0.20 GiB" in ended.failure
-    assert ended.peak_bytes > limit
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this kernel does not tell shared pages")

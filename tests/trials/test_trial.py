@@ -88,7 +88,7 @@ class Machine:
 
 def ended(result: Result | None, code: int = 0, log: str = "") -> Ended:
     events = frozenset({"python", "lightning", "trainer", "fit"})
-    return Ended(code=code, reason="", wall_s=12.0, peak_bytes=0, result=result, events=events, log=log)
+    return Ended(code=code, reason="", wall_s=12.0, result=result, events=events, log=log)
 
 
 class Silent:
