@@ -80,7 +80,7 @@ def _progress(plan: Plan, runs: Sequence[ArmRun]) -> _Progress:
     if pair and all(run.status == "failed" for run in pair):
         return _Progress(rungs, None, 0)
     both = [BASELINE, AGAIN]
-    if plan.candidates is None or (plan.finds_batch and not plan.candidates and len(pair) < 2):
+    if plan.finds_batch and not plan.candidates and len(pair) < 2:
         return _Progress(rungs, open_round(runs, 0, [], both, Plan(repeats=1, extra=0), both), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
     found = open_round(runs, 0, both, arms, plan, both)
@@ -113,6 +113,5 @@ def _search(plan: Plan, done: Sequence[ArmRun]) -> _Progress:
 
 def expectations(plan: Plan) -> tuple[dict[str, Gain], dict[str, Safety]]:
     """Return the predicted gains and the safeties of the candidates, by treatment."""
-    candidates = plan.candidates or ()
-    predicted = {c.treatment: c.predicted for c in candidates if c.predicted is not None}
-    return predicted, {c.treatment: c.safety for c in candidates}
+    predicted = {c.treatment: c.predicted for c in plan.candidates if c.predicted is not None}
+    return predicted, {c.treatment: c.safety for c in plan.candidates}

@@ -34,7 +34,7 @@ class LadderSearch:
 
     def queue(self) -> list[Candidate]:
         """Return the candidates in the order to try: strongest gain alone first, excluded ones last."""
-        candidates = [c for c in self._plan.candidates or () if c.treatment in self._alone and not c.is_measurement]
+        candidates = [c for c in self._plan.candidates if c.treatment in self._alone and not c.is_measurement]
 
         def rank(candidate: Candidate) -> tuple[int, float]:
             arm = self._alone[candidate.treatment]

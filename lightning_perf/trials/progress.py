@@ -43,7 +43,7 @@ class Progress:
         others = other_programs_fact(session)
         if others:
             self.console.print(f"Caution: {others}; stop them for a reliable result")
-        named = [one.treatment for one in state.plan.candidates or ()]
+        named = [one.treatment for one in state.plan.candidates]
         names = ", ".join([*named, *["the fastest batch size"] * state.plan.finds_batch]) or "nothing"
         often = f"{trial.repeats} runs each, fewer if results are clear, more if not"
         if trial.repeats < MIN_ROUNDS:

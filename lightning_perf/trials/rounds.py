@@ -37,7 +37,7 @@ class Plan(Record, frozen=True, kw_only=True):
     """What a trial measures.
 
     Attributes:
-        candidates: Best first; None to measure only the baseline, before it was diagnosed.
+        candidates: Best first.
         repeats: Runs per arm and stage, at least 1; fewer if the verdict is clear before.
         extra: Most additional runs of an inconclusive arm, made if they would probably settle it.
         allow: Safeties that the ladder may keep; other treatments are only measured alone.
@@ -48,7 +48,7 @@ class Plan(Record, frozen=True, kw_only=True):
         capacity_bytes: Memory that batches must fit into, the smallest of any rank; None if unknown.
     """
 
-    candidates: tuple[Candidate, ...] | None = None
+    candidates: tuple[Candidate, ...] = ()
     repeats: int = 3
     extra: int = 3
     allow: tuple[Safety, ...] = ("exact", "numerics")

@@ -20,16 +20,16 @@ def names(plan: Plan, runs: list) -> list[str]:  # type: ignore[type-arg]
     return [planned.arm for planned in next_runs(plan, runs)]
 
 
-def test_trial_begins_with_only_the_a_a_pair_before_a_diagnosis() -> None:
-    plan = Plan()
+def test_batch_search_without_treatments_begins_with_only_the_a_a_pair() -> None:
+    plan = Plan(finds_batch=True)
     assert names(plan, []) == ["baseline", "baseline-again"]
     assert names(plan, [run("baseline")]) == ["baseline-again"]
-    assert names(plan, [run("baseline"), run("baseline-again", position=1)]) == []
+    assert names(plan, [run("baseline"), run("baseline-again", position=1)]) == ["batch-size=x2"]
     assert runs_left(plan, [run("baseline")]) == 1
 
 
 def test_trial_ends_when_the_diagnosis_recommends_nothing() -> None:
-    assert names(Plan(candidates=()), []) == []
+    assert names(Plan(), []) == []
 
 
 def test_rounds_are_mirrored_and_begin_with_the_pair() -> None:
