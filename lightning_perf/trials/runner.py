@@ -189,8 +189,7 @@ def read_tail(log: Path) -> str:
 
 def last_line(log: str) -> str:
     """Return the last line of a log, where Python prints the error."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it printed nothing"
+    return log.rstrip().rpartition("\n")[2].strip()[:300] or "it printed nothing"
 
 
 def describe_code(code: int) -> str:

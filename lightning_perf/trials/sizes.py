@@ -57,7 +57,7 @@ def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs:
         TrialError: The user asks for too few steps to measure anything.
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
-    block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS
+    block = min(BLOCK_STEPS, math.ceil(BLOCK_S / step_s))
     epoch_steps = math.ceil(result.n_steps / max(1, result.epochs))
     n_epochs = EPOCHS if steps is None else steps // epoch_steps
     if result.is_whole:
