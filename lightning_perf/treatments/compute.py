@@ -20,7 +20,7 @@ class Accumulate(Treatment):
         "Helps where the optimizer or the gradient exchange dominates, or where memory allows no larger batch. An "
         "epoch has fewer steps, so adapt the learning rate and its schedule."
     )
-    value_form = "N, batches an optimizer step, at least 2"
+    value_form = "N, batches per optimizer step, at least 2"
     least = 2
     default = 4
     trainer_flag = "accumulate_grad_batches"

@@ -167,7 +167,7 @@ class BatchSize(LoaderTreatment):
     )
     is_live = False
     needs_loader = True  # the accumulation depends on the batch size before
-    value_form = "N, samples a batch, or x2, x4 … for so many times as many"
+    value_form = "N, samples per batch, or a multiple of the current number: x2, x4 …"
     value_pattern = r"x[2-9]\d*|x1\d+|[1-9]\d*"
     default = "x2"
 

@@ -226,7 +226,7 @@ class Threads(Treatment):
         "Sums are split among threads, so rounding changes with their number."
     )
     is_live = True
-    value_form = "N, threads a process, at least 1"
+    value_form = "N, threads per process, at least 1"
     least = 1
 
     def applies_to(self, session: Session) -> str | None:

@@ -48,7 +48,7 @@ class Progress:
         often = f"{trial.repeats} runs each, fewer if results are clear, more if not"
         if trial.repeats < MIN_ROUNDS:
             often = f"1 run each, too few for a verdict (--repeats {MIN_ROUNDS})"
-        self.console.print(f"To try: {names}; {trial.steps} steps a run, {often}")
+        self.console.print(f"To try: {names}; {trial.steps} steps per run, {often}")
         for name, reason in trial.not_tried.items():
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")
 
