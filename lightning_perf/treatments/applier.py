@@ -8,7 +8,7 @@ from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
 
 from .rebuild import rebuilt, require_stateless
-from .specs import TreatmentSpec, check_together
+from .specs import TreatmentSpec, check_together, with_default
 
 
 class Applier:
@@ -32,12 +32,12 @@ class Applier:
         check_loader: Callable[[Any, dict[str, Any]], None] | None = None,
         without: Sequence[str] = (),
     ) -> None:
-        check_together(specs)
-        self.specs = tuple(specs)
+        self.specs = tuple(with_default(spec, None) for spec in specs)
+        check_together(self.specs)
         self._refused, self._check_loader, self._without = refused, check_loader, without
         self._undos = seams.Undos()
-        self._loader_dependent = [spec for spec in specs if spec.treatment.needs_loader]
-        self._independent = [spec for spec in specs if not spec.treatment.needs_loader]
+        self._loader_dependent = [spec for spec in self.specs if spec.treatment.needs_loader]
+        self._independent = [spec for spec in self.specs if not spec.treatment.needs_loader]
         self._is_trainer_adapted = False
 
     @property
@@ -53,7 +53,7 @@ class Applier:
         """
         changed = dict(arguments)
         for spec in self.specs:
-            spec.treatment.change_trainer_arguments(_value(spec), changed, self._undos)
+            spec.treatment.change_trainer_arguments(spec.value, changed, self._undos)
         return changed
 
     def set_up(self, trainer: Any, module: Any) -> None:
@@ -68,7 +68,7 @@ class Applier:
         if arguments or self._loader_dependent:
             self._is_trainer_adapted = False
             seams.tap_train_loaders(trainer, lambda loader: self._changed(trainer, loader, arguments), self._undos)
-        self._each(lambda spec: spec.treatment.set_up(_value(spec), trainer, module, self._undos))
+        self._each(lambda spec: spec.treatment.set_up(spec.value, trainer, module, self._undos))
 
     def configured(self, trainer: Any, module: Any) -> None:
         """Apply the treatments in ``on_train_start``, when optimizers are created and restored.
@@ -76,7 +76,7 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; the others are applied until ``undo``.
         """
-        self._each(lambda spec: spec.treatment.configured(_value(spec), trainer, module, self._undos))
+        self._each(lambda spec: spec.treatment.configured(spec.value, trainer, module, self._undos))
 
     def apply_live(self, trainer: Any, module: Any) -> None:
         """Apply the treatments between two epochs, in ``on_train_epoch_start``, before the epoch's loaders are started.
@@ -93,7 +93,7 @@ class Applier:
                 self._undos,
             )
         for spec in self.specs:
-            spec.treatment.apply_live(_value(spec), trainer, module, self._undos)
+            spec.treatment.apply_live(spec.value, trainer, module, self._undos)
 
     def undo(self) -> None:
         """Restore everything, last first; may be called at any time, and twice."""
@@ -104,9 +104,9 @@ class Applier:
         new = self._rebuilt(loader, arguments) if arguments else loader
         for spec in self._loader_dependent:
             before = new
-            new = self._rebuilt(before, spec.treatment.loader_args_for(_value(spec), before, self._refused is None))
+            new = self._rebuilt(before, spec.treatment.loader_args_for(spec.value, before, self._refused is None))
             if new is not before and not self._is_trainer_adapted:  # several loaders are one batch together
-                spec.treatment.follow_loader(_value(spec), trainer, before, new, self._undos)
+                spec.treatment.follow_loader(spec.value, trainer, before, new, self._undos)
         self._is_trainer_adapted = True
         return new
 
@@ -143,9 +143,5 @@ class Applier:
 
 def loader_args(specs: Sequence[TreatmentSpec]) -> dict[str, Any]:
     """Return the ``DataLoader`` arguments of all treatments."""
-    return {name: value for spec in specs for name, value in spec.treatment.loader_args(_value(spec)).items()}
-
-
-def _value(spec: TreatmentSpec) -> Any:
-    """Return the value, or the default without a session."""
-    return spec.value if spec.value is not None else spec.treatment.default_value(None)
+    complete = (with_default(spec, None) for spec in specs)
+    return {name: value for spec in complete for name, value in spec.treatment.loader_args(spec.value).items()}
