@@ -21,7 +21,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import all_treatments, find, parse, parse_all
 from tests.forkserver import Forkserver
 
-from .trainings import Items, Net, Treat, loader, train
+from .trainings import QUIET, Items, Net, Treat, loader, train
 
 NOT_ALONE_ON_CPU = {
     "channels-last", "compile", "compile-regions", "ddp-bucket-view", "ddp-find-unused-off", "ddp-static-graph",
@@ -139,8 +139,7 @@ def test_second_fit_is_treated_too_when_the_trainer_is_used_again() -> None:
         def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
             seen.append((trainer.train_dataloader.num_workers, "forward" in vars(pl_module.blocks[0])))
 
-    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False, callbacks=[Look(applier)])  # fmt: skip
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[Look(applier)])
     module, data = Net(), loader(4)
     trainer.fit(module, data)
     trainer.fit_loop.max_epochs = 2
@@ -158,8 +157,7 @@ def test_given_arguments_are_left_as_they_are_when_treatments_change_them() -> N
 
 def test_validation_runs_untreated_when_it_is_called_alone() -> None:
     applier = Applier(parse_all("loader-workers=1,activation-checkpointing"))
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-                      callbacks=[Treat(applier)])  # fmt: skip
+    trainer = Trainer(**QUIET, callbacks=[Treat(applier)])
     trainer.validate(Net(), loader(), verbose=False)
     assert trainer.validate_loop._combined_loader.flattened[0].num_workers == 0
 
@@ -230,7 +228,7 @@ def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() ->
 
 def test_a_treatment_that_cannot_be_applied_keeps_no_other_from_it() -> None:
     applier = Applier(parse_all("compile-regions,ddp-static-graph,prog-bar-off"))
-    trainer, module = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), torch.nn.Linear(1, 1)
+    trainer, module = Trainer(**QUIET), torch.nn.Linear(1, 1)
     trainer.state.fn = "fit"
     module.log = own = print
     with pytest.raises(TreatmentError, match=r"Linear repeats no block.*; ddp-static-graph expected a DDP strategy"):

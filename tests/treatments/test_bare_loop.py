@@ -15,7 +15,7 @@ from lightning_perf.errors import TreatmentError
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import parse
 
-from .trainings import N_FEATURES, Net, Treat, loader, train
+from .trainings import N_FEATURES, QUIET, Net, Treat, loader, train
 
 N_BATCHES = 11
 SCALED = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
@@ -93,11 +93,7 @@ class Mapped(Scheduled):
 def trained(text: str, module: type[LightningModule], data: Any, **arguments: Any) -> tuple[Any, ...]:
     meter, applier = Meter(), Applier([parse(text)] if text else [])
     seed_everything(3, verbose=False)
-    trainer = Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 2, "logger": False, **arguments},
-        callbacks=[Treat(applier), meter], enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
+    trainer = Trainer(**{**QUIET, "devices": 1, "max_epochs": 2, **arguments}, callbacks=[Treat(applier), meter])
     net = module()
     trainer.fit(net, data(), loader(12, shuffle=True))
     loop = trainer.fit_loop.epoch_loop
@@ -213,5 +209,5 @@ def test_other_strategies_and_several_optimizers_are_refused() -> None:
     done = train(max_steps=1)
     done.trainer.strategy.optimizers = [done.trainer.optimizers[0]] * 2
     assert why_no_bare_loop(done.trainer, done.module) == "a plain loop expects one optimizer, not 2"
-    ddp = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False)
+    ddp = Trainer(**QUIET, devices=2, strategy="ddp")
     assert why_no_bare_loop(ddp, done.module).endswith("on a single device, not with DDPStrategy")

@@ -27,7 +27,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.blocks import repeated_blocks
 from lightning_perf.treatments.specs import find, parse, parse_all
 
-from .trainings import N_FEATURES, Block, Config, Net, PreTrainedModel, Treat, loader, train
+from .trainings import N_FEATURES, QUIET, Block, Config, Net, PreTrainedModel, Treat, loader, train
 
 
 class Convolutions(Net):
@@ -550,8 +550,7 @@ def test_loader_has_what_was_asked_for() -> None:
 
 def test_applier_is_undone_when_a_treatment_is_refused() -> None:
     applier = Applier(parse_all("matmul-precision-high,channels-last"))
-    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False, callbacks=[Treat(applier)])  # fmt: skip
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[Treat(applier)])
     with pytest.raises(TreatmentError):
         trainer.fit(Net(), loader())
     assert torch.get_float32_matmul_precision() == "highest"

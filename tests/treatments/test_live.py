@@ -19,7 +19,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import all_treatments, parse, parse_all
 
 from .test_applier import left_behind, process_state
-from .trainings import Items, Net, Watch, loader
+from .trainings import QUIET, Items, Net, Watch, loader
 
 
 class FromEpochOne(Callback):
@@ -43,10 +43,8 @@ def train_live(
     seed_everything(7, verbose=False)
     live, watch = FromEpochOne(Applier(parse_all(texts)), check), Watch()
     module = Net() if module is None else module
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False,
-        callbacks=[live, watch, TQDMProgressBar()], num_sanity_val_steps=0, **arguments,
-    )  # fmt: skip
+    callbacks = [live, watch, TQDMProgressBar()]
+    trainer = Trainer(**{**QUIET, "enable_progress_bar": True}, max_epochs=3, callbacks=callbacks, **arguments)
     data = loader(8) if data is None else data
     trainer.fit(module, data)
     assert left_behind(trainer, module) == {}
@@ -192,9 +190,8 @@ def test_nothing_changes_when_one_of_several_loaders_cannot_be_rebuilt() -> None
                 seen.append(list(trainer.fit_loop._combined_loader.flattened))
 
     plain, other = loader(8), Derived(Items(8), batch_size=4)
-    trainer = Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False,
-                      callbacks=[Refused(Applier([parse("loader-workers=1")]), lambda _: None)])  # fmt: skip
+    refused = Refused(Applier([parse("loader-workers=1")]), lambda _: None)
+    trainer = Trainer(**QUIET, max_epochs=2, callbacks=[refused])
     trainer.fit(Net(), CombinedLoader([plain, other], "max_size_cycle"))
     assert seen[0][0] is plain
     assert seen[0][1] is other
@@ -211,8 +208,7 @@ def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_com
     live = FromEpochOne(
         Applier(parse_all("prog-bar-off=metrics")), lambda t: {meta.prog_bar for meta in logged_metadata(t)}
     )
-    trainer = Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[live])  # fmt: skip
+    trainer = Trainer(**QUIET, max_epochs=3, callbacks=[live])
     module = Shows()
     trainer.fit(module, loader(8))
     assert live.seen[0] == {True}

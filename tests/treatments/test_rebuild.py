@@ -35,7 +35,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.rebuild import rebuilt
 from lightning_perf.treatments.specs import parse_all
 
-from .trainings import Items, Net, Treat, loader, train
+from .trainings import QUIET, Items, Net, Treat, loader, train
 
 pytestmark = pytest.mark.usefixtures("frozen_objects")
 
@@ -362,9 +362,8 @@ def test_loaders_that_were_replaced_are_released_when_the_user_reloads_them() ->
     module = Reloads()
     seed_everything(1, verbose=False)
     applier = Applier(parse_all("loader-workers=1,loader-persistent"))
-    Trainer(accelerator="cpu", max_epochs=4, reload_dataloaders_every_n_epochs=1, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[Treat(applier), Count()]).fit(module)  # fmt: skip
+    callbacks = [Treat(applier), Count()]
+    Trainer(**QUIET, max_epochs=4, reload_dataloaders_every_n_epochs=1, callbacks=callbacks).fit(module)
     assert max(alive) <= 2
     assert multiprocessing.active_children() == []
 

@@ -71,6 +71,13 @@ class Net(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+    "enable_model_summary": False,
+}  # fmt: skip
+"""Arguments of a Trainer that trains on a CPU and writes nothing."""
+
+
 class Treat(Callback):
     """Calls an applier in the hooks that it names."""
 
@@ -132,16 +139,7 @@ def train(
     seed_everything(8, verbose=False)
     applier = Applier(parse_all(treatments), refused)
     watch = Watch(look)
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    given = {**defaults, **arguments}
+    given = {**QUIET, "devices": 1, "max_epochs": 2, **arguments}
     callbacks = [Treat(applier), watch, *given.pop("callbacks", [])]
     trainer = Trainer(**applier.change_trainer_arguments({**given, "callbacks": callbacks}))
     trainer.fit(module, data, val, ckpt_path=ckpt_path)
