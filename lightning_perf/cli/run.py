@@ -28,7 +28,7 @@ def run(
     """
     from lightning_perf.trials.foreground import run_in_foreground
     from lightning_perf.trials.job import Job
-    from lightning_perf.trials.plan import checked_specs, environment_of
+    from lightning_perf.trials.plan import applicable_specs, environment_of
     from lightning_perf.trials.reach import where_it_ended
     from lightning_perf.trials.runner import check_command
 
@@ -37,7 +37,7 @@ def run(
         check_folder(place)
         place = place.resolve()
     check_command(command)
-    specs = checked_specs(with_, are_combined=True)
+    specs = applicable_specs(with_)
     arguments = {} if place is None else {"out_dir": str(place)}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
         job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)

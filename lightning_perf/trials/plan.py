@@ -28,24 +28,19 @@ class Choice(NamedTuple):
     finds_batch: bool = False
 
 
-def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
-    """Return treatments separated by commas, each as ``TreatmentSpec.text``.
-
-    ``are_combined`` is whether they will be applied at once.
+def applicable_specs(text: str) -> tuple[str, ...]:
+    """Return treatments to apply to a run, separated by commas, each as ``TreatmentSpec.text``.
 
     Raises:
-        ConfigError: One is unknown, does not accept its value, or excludes another.
+        ConfigError: One is unknown, does not accept its value, excludes another, or only measures.
     """
-    if are_combined:
-        specs = parse_all(text)
-        for spec in specs:
-            if spec.treatment.is_measurement:
-                raise ConfigError(
-                    f"{spec.text} only measures and cannot be applied to a run; use lightning-perf trial --try "
-                    f"{spec.text}"
-                )
-        return tuple(spec.text for spec in specs)
-    return tuple(dict.fromkeys(parse(one).text for one in text.split(",") if one.strip()))
+    specs = parse_all(text)
+    for spec in specs:
+        if spec.treatment.is_measurement:
+            raise ConfigError(
+                f"{spec.text} only measures and cannot be applied to a run; use lightning-perf trial --try {spec.text}"
+            )
+    return tuple(spec.text for spec in specs)
 
 
 def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:

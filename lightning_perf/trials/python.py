@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
-from lightning_perf.trials.plan import checked_specs
+from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.trial import SEED, Options, run_trial
 
@@ -70,9 +70,10 @@ def trial(
 
         execute = InProcess(command if callable(command) else lambda: _fit(*factories))
     words = shlex.split(command) if isinstance(command, str) else command if is_command else (_name(command),)
+    names = treatments if isinstance(treatments, str) else ",".join(treatments)
     options = Options(
         command=tuple(words),  # type: ignore[arg-type]
-        tries=checked_specs(treatments if isinstance(treatments, str) else ",".join(treatments), are_combined=False),
+        tries=tuple(dict.fromkeys(parse(one).text for one in names.split(",") if one.strip())),
         steps=steps,
         repeats=repeats,
         semantics=semantics,

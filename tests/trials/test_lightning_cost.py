@@ -16,7 +16,7 @@ from lightning_perf.trials import sizes
 from lightning_perf.trials import trial as trials
 from lightning_perf.trials.ladder import best, ladder
 from lightning_perf.trials.lightning_cost import features_of, lightning_cost
-from lightning_perf.trials.plan import checked_specs, choose
+from lightning_perf.trials.plan import applicable_specs, choose
 from lightning_perf.trials.rounds import Candidate, Plan
 from tests.rules.session_builder import build_session
 
@@ -139,7 +139,7 @@ def test_training_that_a_plain_loop_cannot_do_is_refused_after_the_diagnosis(
 
 def test_plain_loop_is_no_treatment_of_a_real_run() -> None:
     with pytest.raises(ConfigError, match="trial --try bare-loop"):
-        checked_specs("loader-workers=2,bare-loop", are_combined=True)
+        applicable_specs("loader-workers=2,bare-loop")
 
 
 def test_real_training_is_measured_with_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Prescription, Session
-from lightning_perf.trials.plan import checked_specs, choose, environment_of
+from lightning_perf.trials.plan import applicable_specs, choose, environment_of
 from tests.rules.session_builder import build_session
 
 
@@ -68,15 +68,9 @@ def test_treatments_with_effect_between_epochs_are_named() -> None:
 
 
 def test_treatment_arguments_are_checked_as_typed() -> None:
-    assert checked_specs(" loader-workers=4, precision-bf16,", are_combined=True) == (
-        "loader-workers=4",
-        "precision-bf16",
-    )
-    assert checked_specs("log-every-n=5,log-every-n=9", are_combined=False) == ("log-every-n=5", "log-every-n=9")
+    assert applicable_specs(" loader-workers=4, precision-bf16,") == ("loader-workers=4", "precision-bf16")
     with pytest.raises(ConfigError, match="named 2 times"):
-        checked_specs("log-every-n=5,log-every-n=9", are_combined=True)
-    with pytest.raises(ConfigError, match="did you mean loader-workers"):
-        checked_specs("loader-worker=4", are_combined=False)
+        applicable_specs("log-every-n=5,log-every-n=9")
 
 
 def test_environment_has_variables_needed_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,8 @@ def test_command_runs_what_the_command_line_runs(
 ) -> None:
     machine = Machine()
     monkeypatch.setattr(trials, "run_supervised", machine)
-    trial = lightning_perf.trial(command, "loader-workers=4,log-every-n=8", out_dir=tmp_path / "out", seed=3)
+    names = "loader-workers=4, log-every-n=8,loader-workers=4,"
+    trial = lightning_perf.trial(command, names, out_dir=tmp_path / "out", seed=3)
     assert trial.command == ("python", "train.py", "--lr", "1 2")
     assert trial.best == "loader-workers=4"
     assert {job.seed for job in machine.made} == {3}
