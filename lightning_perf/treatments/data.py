@@ -67,7 +67,7 @@ class LoaderWorkers(LoaderTreatment):
         "Random augmentation in the dataset uses the workers' own seeds: other random numbers with the same "
         "distribution. Several loaders that shuffle without a generator of their own shuffle in another order."
     )
-    value_form = "N workers, 0 for none; NxP for P batches ahead each; -pinned behind it for page-locked memory"
+    value_form = "N workers, 0 for none; NxP also sets prefetch_factor=P; a final -pinned adds page-locked memory"
     value_pattern = r"(?!0+x)(?P<n>\d+)(x(?P<prefetch>[1-9]\d*))?(?P<pinned>-pinned)?"
 
     def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
@@ -244,9 +244,9 @@ class DatasetCache(LoaderTreatment):
     when = (
         "Helps where items are slow to load and all of them fit into memory. Items with random augmentation, or that "
         "change from epoch to epoch, must not be cached: put the random part behind the cache, or on the device. "
-        "It is refused if loading draws random numbers, if a sample of items differs when loaded again, or if the size "
-        "of the first items says that all would take more than half of the free memory. Each worker has a cache of its "
-        "own and persists: with `loader-workers=0` items are kept once, and each is loaded only once."
+        "It is refused if loading draws random numbers, if one of a sample of items differs when loaded again, or if "
+        "all items, at the mean size of the first ones, would take more than half of the free memory. Each worker has "
+        "a cache of its own and persists: with `loader-workers=0` items are kept once, and each is loaded only once."
     )
     acts_on = "loop"
     is_live = False

@@ -55,9 +55,9 @@ class _MixedPrecision(_Precision):
             )
 
 
-def _without_fast_bf16(session: Session) -> str | None:
-    slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
-    return f"{slow[0]} has no fast bf16" if slow else None
+def _without_fast(kind: str, session: Session) -> str | None:
+    slow = [device.name for device in session.machine.devices if getattr(device, f"has_fast_{kind}") is False]
+    return f"{slow[0]} has no fast {kind}" if slow else None
 
 
 class PrecisionBf16(_MixedPrecision):
@@ -71,7 +71,7 @@ class PrecisionBf16(_MixedPrecision):
     setting = "bf16-mixed"
 
     def applies_to(self, session: Session) -> str | None:
-        return super().applies_to(session) or _without_fast_bf16(session)
+        return super().applies_to(session) or _without_fast("bf16", session)
 
 
 class PrecisionBf16True(_Precision):
@@ -88,7 +88,7 @@ class PrecisionBf16True(_Precision):
     replaces = ("32-true", "bf16-mixed")
 
     def applies_to(self, session: Session) -> str | None:
-        return super().applies_to(session) or _without_fast_bf16(session)
+        return super().applies_to(session) or _without_fast("bf16", session)
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         tensors = [*module.parameters(), *module.buffers()]
@@ -110,8 +110,8 @@ class PrecisionFp16(_MixedPrecision):
     id = "precision-fp16"
     summary = "computes matrix multiplications and convolutions in float16 with loss scaling; weights stay in float32"
     when = (
-        "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). In neither format can gradients of a "
-        "fused optimizer be clipped: Lightning refuses that."
+        "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). In mixed precision, Lightning refuses "
+        "to clip gradients of a fused optimizer."
     )
     conflicts = frozenset({"precision-bf16"})
     setting = "16-mixed"
@@ -121,8 +121,7 @@ class PrecisionFp16(_MixedPrecision):
             return reason
         if session.settings.trainer.accelerator in ("cpu", None):
             return "float16 on a CPU is slower than float32"
-        slow = [device.name for device in session.machine.devices if device.has_fast_fp16 is False]
-        return f"{slow[0]} has no fast fp16" if slow else None
+        return _without_fast("fp16", session)
 
 
 class Precision32(_Precision):

@@ -26,7 +26,7 @@ MAX_LOSSES = 1000
 _CHECK_EVERY_S = 1.0  # between two checks whether a run without a number of steps is long enough
 _CHECK_EVERY_STEPS = 20  # the same with several ranks, which must check together
 _READ_LOSSES_EVERY = 20  # batches
-_MIN_EPOCHS = 3  # that figures of whole epochs need
+_MIN_EPOCHS = 3  # for figures of whole epochs
 
 
 class MeterHooks:

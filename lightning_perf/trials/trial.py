@@ -38,10 +38,10 @@ MEMORY_SHARE = 0.9
 
 _PILOT_S = 25.0  # training of the pilot, the diagnosed baseline, unless it ends before
 _PILOT_LIMIT_S = 1800.0  # the whole pilot, with the start of the script
-_PILOT_TIMES = 2.0  # the same as a multiple of the user's limit of a run, because the pilot also diagnoses
+_PILOT_TIMES = 2.0  # the same, times the limit of a run that the user sets, because the pilot also diagnoses
 _PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure includes
 _SLACK_S = 120.0  # part of a run's time limit: some arms also compile or start workers
-_SLACK_TIMES = 5.0  # part of a run's time limit: the duration of a baseline run, so many times
+_SLACK_TIMES = 5.0  # part of a run's time limit: this many times the duration of a baseline run
 
 
 class Options(Record, frozen=True, kw_only=True):
