@@ -56,6 +56,7 @@ def trial(
     Raises:
         ConfigError: The arguments do not fit together.
         TrialError: There is nothing to measure.
+        KeyboardInterrupt: After Ctrl-C before the training was diagnosed.
     """
     factories = (make_trainer, make_module, make_data)
     is_command = isinstance(command, (str, Sequence))
