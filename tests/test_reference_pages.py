@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from lightning_perf.cli.app import COMMANDS, app
 from lightning_perf.records import Session
+from lightning_perf.rules.engine import all_rules
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -102,6 +103,12 @@ def mismatches(value, told, definitions, path):
                 yield from mismatches(one, properties[name], definitions, f"{path}.{name}")
             elif isinstance(more, dict):
                 yield from mismatches(one, more, definitions, f"{path}.{name}")
+
+
+def test_each_rule_about_a_training_is_on_a_page_by_symptom() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "how-to").glob("*.md"))
+    rules = [rule for rule in all_rules() if rule.category != "quality"]  # those are about the measurement
+    assert [rule.code for rule in rules if f"(../rules/{rule.code}.md)" not in pages] == []
 
 
 def test_no_page_of_the_build_is_also_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
