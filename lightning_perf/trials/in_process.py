@@ -101,7 +101,7 @@ class InProcess:
             pass
         except KeyboardInterrupt:
             self._is_interrupted = True
-        except Exception as error:  # noqa: BLE001 - reported as the result of this arm
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as the result of this arm
             raise_if_from_signal(error)
             traceback.print_exception(error)
             return inside.describe(error)

@@ -136,6 +136,10 @@ def test_error_is_the_reason_of_the_run_and_restores_everything(
     assert process_state() == before
 
 
+def test_function_that_exits_is_a_failed_run(tmp_path: Path) -> None:
+    assert run(tmp_path, function=lambda: sys.exit(2)).failure == "SystemExit: 2"  # as argparse does in a notebook
+
+
 def test_function_that_catches_everything_is_not_trained_on(tmp_path: Path) -> None:
     def stubborn() -> None:
         for _ in range(2):
