@@ -77,8 +77,8 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     if not rates:
         return None
     limit = _limit(points, capacity_bytes)
-    failed = min((point.batch_size for point in points if point.batch_size not in rates), default=None)
-    largest = max(rates)
+    tried, largest = {point.batch_size for point in points}, max(rates)
+    failed = min((size for size in tried if size > largest), default=None)
     before = max((size for size in rates if size < largest), default=None)
     if before is None or rates[largest] >= (1 + GROWTH * math.log2(largest / before)) * rates[before]:
         larger = 2 * largest if failed is None or 2 * largest < failed else _middle(largest, failed)
@@ -89,7 +89,7 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     # Sizes between two that are about as fast would be about as fast too.
     slower = [other for other in _adjacent_sizes(best, rates) if rates[other] < (1 - TOLERANCE) * rates[best]]
     between = [_middle(best, other) for other in slower]
-    return next((size for size in between if size is not None and size <= limit), None)
+    return next((size for size in between if size is not None and size <= limit and size not in tried), None)
 
 
 def _times(arm: str, below: str) -> int | None:

@@ -136,6 +136,15 @@ def test_search_tries_sizes_between_when_the_best_exceeds_both_neighbors() -> No
     assert next_size([*points, BatchPoint(batch_size=24, samples_per_s=800.0)]) == 12
 
 
+def test_search_goes_on_without_a_size_between_that_failed() -> None:
+    rates = {8: 500.0, 16: 1000.0, 24: None, 32: 600.0}
+    points = [BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in rates.items()]
+    assert next_size(points) == 12
+    assert next_size([*points, BatchPoint(batch_size=12, samples_per_s=None)]) is None
+    growing = {8: 500.0, 12: None, 16: 900.0}
+    assert next_size([BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in growing.items()]) == 32
+
+
 def test_points_are_read_from_runs_as_multiples_of_the_batch_of_the_arm_below() -> None:
     below = run("a", 0.1, batches_per_step=2, peak_host_bytes=100)
     doubled = run("a+batch-size=x2", 0.1, batches_per_step=1, peak_device_bytes=200, peak_host_bytes=9)
