@@ -25,7 +25,7 @@ _EXACT_MEMORY_EVERY_S = 1.0  # not more often, because it stops the training bri
 _STRAGGLERS_S = 15.0  # for processes that outlive the first one: one of them may be the training
 _MEASURED_S = 3.0  # the same after a measurement: other ranks and workers end a little after the first process
 _TERM_S = 1.0
-_KILL_S = 30.0  # a process that is stuck in the kernel cannot be killed
+_KILL_S = 30.0  # a process that is stuck in the kernel, or of another user, cannot be killed
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _OOM_SCORE = "500"  # of 1000: if memory runs out, the kernel kills a run rather than other processes
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -87,7 +87,7 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
     if not ended["reason"]:
         _wait_for_stragglers(_MEASURED_S if os.path.exists(spec["result"]) else _STRAGGLERS_S)
     _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)
-    ended["code"] = command.wait()
+    ended["code"] = command.poll()
 
 
 def _wait_for_stragglers(seconds: float) -> None:
@@ -114,7 +114,7 @@ def _kill_all(first: int) -> None:
         if time.monotonic() >= until:
             number = signal.SIGKILL
         for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # one that sudo started
                 os.kill(pid, number)
         time.sleep(0.05)
 

@@ -45,7 +45,7 @@ class Ended(Record, frozen=True, kw_only=True):
     """End of a command.
 
     Attributes:
-        code: Exit code, negative for a signal; None if it never started.
+        code: Exit code, negative for a signal; None if it never started, or cannot be killed.
         reason: Why it was ended or not started; empty if it ended by itself.
         wall_s: Seconds from its start until none of its processes was left.
         result: What it measured; None if it wrote nothing.

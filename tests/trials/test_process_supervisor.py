@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lightning_perf.trials import process_supervisor
 from lightning_perf.trials.job import Job, Result, note
 from lightning_perf.trials.process_supervisor import _STRAGGLERS_S
 from lightning_perf.trials.runner import explain, run_supervised
@@ -148,6 +149,24 @@ def test_command_ends_when_its_supervisor_is_killed(work: Path) -> None:
     os.kill(supervisor, signal.SIGKILL)
     assert wait_for(lambda: not is_alive(command))
     assert parent.wait(timeout=60) != 0
+
+
+def test_run_ends_although_its_process_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    command = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(process_supervisor, "_descendants", lambda: [command.pid])
+    monkeypatch.setattr(process_supervisor, "_wait_for_close", lambda: False)
+    monkeypatch.setattr(process_supervisor, "_KILL_S", 0.1)
+    monkeypatch.setattr(os, "kill", refuse)
+    ended = {"code": None, "reason": ""}
+    spec = {"time_limit_s": 1.0, "memory_limit_bytes": None, "result": ""}
+    process_supervisor._watch(command, spec, ended, started=time.monotonic() - 2)
+    monkeypatch.undo()
+    command.kill()
+    command.communicate()
+    assert ended == {"code": None, "reason": "it ran past its time limit of 1 s"}
 
 
 def test_session_of_an_earlier_run_in_the_folder_is_ignored(work: Path) -> None:
