@@ -51,9 +51,10 @@ def main(spec_path: str) -> None:
     started = time.monotonic()
     try:
         command = subprocess.Popen(spec["command"], stdin=subprocess.DEVNULL, preexec_fn=before)
+    except FileNotFoundError:
+        ended["reason"] = "command not found; give it after -- as you would type it"
     except OSError as error:
         ended["reason"] = f"cannot be started: {error.strerror or error}"
-        ended["is_missing"] = isinstance(error, FileNotFoundError)
     else:
         _watch(command, spec, ended, started)
     ended["wall_s"] = time.monotonic() - started

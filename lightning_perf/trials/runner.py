@@ -51,7 +51,6 @@ class Ended(Record, frozen=True, kw_only=True):
         result: What it measured; None if it wrote nothing.
         events: Stages that its processes reached.
         log: The last lines that it printed.
-        is_missing: Whether there is no such command.
     """
 
     code: int | None
@@ -60,7 +59,6 @@ class Ended(Record, frozen=True, kw_only=True):
     result: Result | None
     events: frozenset[str]
     log: str
-    is_missing: bool = False
 
     @property
     def failure(self) -> str:
@@ -213,10 +211,7 @@ def check_command(command: Sequence[str]) -> None:
 
 def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
     """Return why a command could not be measured."""
-    shown = " ".join(command)
-    if ended.is_missing:
-        return f"{command[0]}: command not found; give the command as you would type it, after --"
     reason = ended.failure
     if "EOFError" in reason:
         reason += " (it reads input, of which there is none: pass the values as arguments)"
-    return f"{what} could not be measured ({shown}): {reason}"
+    return f"{what} could not be measured ({' '.join(command)}): {reason}"
