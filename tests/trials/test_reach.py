@@ -38,7 +38,7 @@ open("pid", "a").write(f"{os.getpid()}\\n")
 time.sleep(600)
 """
 PREPARES = "import time; open('pid', 'w').write('0'); time.sleep(600)"
-WAIT = "while not __import__('os').path.exists('told'): time.sleep(0.01)\ntime.sleep(1)"
+WAIT = "while not __import__('os').path.exists('notices'): time.sleep(0.01)\ntime.sleep(1)"
 PYTHON = sys.executable
 
 
@@ -53,11 +53,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def looked(work: Path) -> Iterator[Callable[..., Notice]]:
+def notice_of(work: Path) -> Iterator[Callable[..., Notice]]:
     """Start a command with a job, and inspect it once it runs."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def look_at(*command: str) -> Notice:
+    def inspect(*command: str) -> Notice:
         job = Job(mode="trial", folder=str(work / "job"))
         environment = environment_for(job, job.write())
         started.append(subprocess.Popen(command, env=environment, start_new_session=True))
@@ -65,7 +65,7 @@ def looked(work: Path) -> Iterator[Callable[..., Notice]]:
         time.sleep(reach.AFTER_S)
         return notice_about(started[-1].pid, job.folder)
 
-    yield look_at
+    yield inspect
     for one in started:
         os.killpg(one.pid, signal.SIGKILL)
         one.wait()
@@ -82,25 +82,25 @@ def looked(work: Path) -> Iterator[Callable[..., Notice]]:
     ],
 )
 def test_notice_is_final_with_a_reason_when_a_training_runs_without_lightning_perf(
-    looked: Callable[..., Notice], shell: str, why: str
+    notice_of: Callable[..., Notice], shell: str, why: str
 ) -> None:
-    notice = looked("sh", "-c", shell)
+    notice = notice_of("sh", "-c", shell)
     assert notice.is_final
     assert "has loaded torch without lightning-perf" in notice.text
     assert why in notice.text
     assert "train.py" in notice.text
 
 
-def test_notice_is_final_when_the_program_is_frozen(looked: Callable[..., Notice], work: Path) -> None:
+def test_notice_is_final_when_the_program_is_frozen(notice_of: Callable[..., Notice], work: Path) -> None:
     frozen = work / "train-frozen"
     frozen.symlink_to(PYTHON)
-    notice = looked(str(frozen), "-E", "train.py")  # a frozen program ignores PYTHONPATH too
+    notice = notice_of(str(frozen), "-E", "train.py")  # a frozen program ignores PYTHONPATH too
     assert notice.is_final
     assert "it is not a Python interpreter that reads PYTHONPATH" in notice.text
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "says"),
     [
         ((PYTHON, "prepare.py"), "not imported Lightning's Trainer"),
         ((PYTHON, "train.py"), "not imported Lightning's Trainer"),  # it may import Lightning later than torch
@@ -110,16 +110,16 @@ def test_notice_is_final_when_the_program_is_frozen(looked: Callable[..., Notice
     ],
 )
 def test_notice_is_not_final_when_the_training_may_yet_begin(
-    looked: Callable[..., Notice], command: tuple[str, ...], told: str
+    notice_of: Callable[..., Notice], command: tuple[str, ...], says: str
 ) -> None:
-    notice = looked(*command)
+    notice = notice_of(*command)
     assert not notice.is_final
-    assert told in notice.text
+    assert says in notice.text
 
 
-def test_notice_is_not_final_when_a_python_that_was_reached_is_alive_too(looked: Callable[..., Notice]) -> None:
+def test_notice_is_not_final_when_a_python_that_was_reached_is_alive_too(notice_of: Callable[..., Notice]) -> None:
     tokenizes = f"import subprocess; subprocess.run([{PYTHON!r}, '-I', 'train.py'])"
-    notice = looked(PYTHON, "-c", tokenizes)
+    notice = notice_of(PYTHON, "-c", tokenizes)
     assert not notice.is_final
     assert "-I makes Python ignore" in notice.text
 
@@ -127,11 +127,11 @@ def test_notice_is_not_final_when_a_python_that_was_reached_is_alive_too(looked:
 @pytest.mark.parametrize("isolated", ["train.py", "prepare.py"])
 @pytest.mark.parametrize("is_file", [False, True])
 def test_notice_is_not_final_when_the_shell_starts_another_python_next(
-    looked: Callable[..., Notice], work: Path, isolated: str, is_file: bool
+    notice_of: Callable[..., Notice], work: Path, isolated: str, is_file: bool
 ) -> None:
     script = f"{PYTHON} -I {isolated} && {PYTHON} other.py"
     (work / "run.sh").write_text(script)
-    notice = looked("sh", "run.sh") if is_file else looked("bash", "-eo", "pipefail", "-c", script)
+    notice = notice_of("sh", "run.sh") if is_file else notice_of("bash", "-eo", "pipefail", "-c", script)
     assert not notice.is_final
     assert "remove the flag if this is the training" in notice.text
 
@@ -153,17 +153,17 @@ def test_next_python_is_found_when_a_shell_script_starts_one(script: str, is_nex
 
 
 def test_command_goes_on_when_only_its_first_program_is_isolated(work: Path) -> None:
-    told: list[str] = []
+    notices: list[str] = []
     (work / "train.py").write_text(TRAINS.replace("time.sleep(600)", WAIT))
 
-    def tell(text: str) -> None:
-        told.append(text)
-        Path("told").touch()
+    def keep(text: str) -> None:
+        notices.append(text)
+        Path("notices").touch()
 
     command = ["sh", "-c", f"{PYTHON} -I train.py && {PYTHON} -c 'print(\"trained\")'"]
-    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, warn=tell)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, warn=keep)
     assert (ended.code, ended.log, ended.reason) == (0, "trained", "")
-    assert len(told) == 1
+    assert len(notices) == 1
 
 
 def test_command_is_ended_with_the_reason_when_its_training_cannot_be_reached(work: Path) -> None:
@@ -183,40 +183,40 @@ def test_trial_and_data_are_one_error_when_the_training_cannot_be_reached(work: 
 
 
 def test_command_that_prepares_data_is_reported_once_and_continues(work: Path) -> None:
-    told: list[str] = []
+    notices: list[str] = []
     code = f"import time\n{WAIT}"
     job = Job(mode="trial", folder="job")
 
-    def tell(text: str) -> None:
-        told.append(text)
-        Path("told").touch()
+    def keep(text: str) -> None:
+        notices.append(text)
+        Path("notices").touch()
 
-    ended = run_supervised([PYTHON, "-c", code], job, time_limit_s=60, warn=tell)
+    ended = run_supervised([PYTHON, "-c", code], job, time_limit_s=60, warn=keep)
     assert ended.code == 0
-    assert len(told) == 1
-    assert "still waiting" in told[0]
+    assert len(notices) == 1
+    assert "still waiting" in notices[0]
 
 
 def test_no_notice_is_shown_when_lightning_was_imported(work: Path) -> None:
-    told: list[Notice] = []
+    notices: list[Notice] = []
     job = Job(mode="trial", folder=str(work / "job"))
     job.write()
     note(job, "lightning")
-    with watch_reach(os.getpid(), job.folder, told.append):
+    with watch_reach(os.getpid(), job.folder, notices.append):
         assert wait_for(lambda: all(thread.name != "lightning-perf-reach" for thread in threading.enumerate()))
-    assert told == []
+    assert notices == []
 
 
 def test_real_run_continues_with_a_reason_when_its_training_cannot_be_reached(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(text: str) -> None:
+    def warn_and_end(text: str) -> None:
         warn(text)
         process = re.match(r"process (\d+) .* has loaded torch", text)
         if process is not None:  # otherwise it is still starting, as the line reports
             os.kill(int(process[1]), signal.SIGTERM)  # only now: the command went on until here
 
-    monkeypatch.setattr("lightning_perf.trials.foreground.warn", told)
+    monkeypatch.setattr("lightning_perf.trials.foreground.warn", warn_and_end)
     code, events = run_in_foreground(["env", "-i", PYTHON, "train.py"], Job(mode="run", folder="job"))
     assert (code, events) == (128 + 15, set())
     assert "has loaded torch without lightning-perf" in capsys.readouterr().err.splitlines()[-1]
