@@ -2,11 +2,10 @@
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from lightning_perf import seams
-from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.interrupts import raise_if_from_signal
 
@@ -48,16 +47,6 @@ def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
     ends = [index for index, one in enumerate(callbacks) if seams.is_checkpoint_callback(one)]
     callbacks.insert(min(ends, default=len(callbacks)), doctor)
     return doctor
-
-
-def make_applier(specs: Sequence[str], refused: Callable[[TreatmentError], None] | None = None) -> Any | None:
-    """Return the ``Applier`` of treatments as users write them; None without any. For ``refused`` see ``Applier``."""
-    if not specs:
-        return None
-    from lightning_perf.treatments.applier import Applier
-    from lightning_perf.treatments.specs import parse_all
-
-    return Applier(parse_all(specs), refused)
 
 
 class TreaterHooks:

@@ -13,7 +13,9 @@ import msgspec
 from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.records import Session
-from lightning_perf.trials.inject_callbacks import TreaterHooks, add_doctor, add_hooks, make_applier
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import parse_all
+from lightning_perf.trials.inject_callbacks import TreaterHooks, add_doctor, add_hooks
 from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, warn
 from lightning_perf.trials.meter import MeterHooks
@@ -26,11 +28,11 @@ class RunMode:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._has_failed = False
-        self.applier = make_applier(job.specs, self.cannot_treat)
+        self.applier = Applier(parse_all(job.specs), self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
         try:
-            return self.applier.change_trainer_arguments(arguments) if self.applier is not None else arguments
+            return self.applier.change_trainer_arguments(arguments)
         except TreatmentError as error:
             self.cannot_treat(error)
             return arguments
@@ -42,7 +44,7 @@ class RunMode:
             if wanted is not None and str(doctor.out_dir) != wanted and trainer.is_global_zero:
                 place = f"to {doctor.out_dir}" if doctor.out_dir is not None else "beside the logs"
                 warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
-        if self.applier is not None:
+        if self.job.specs:
             add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat, self._confirm)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
@@ -55,7 +57,7 @@ class RunMode:
 
     def _confirm(self, trainer: Any) -> None:
         """Report what was applied, and to which loaders."""
-        if self.applier is None or self._has_failed or not trainer.is_global_zero:
+        if self._has_failed or not trainer.is_global_zero:
             return
         where = " to the training loader; other loaders are unchanged" if self.applier.changes_loaders else ""
         warn(f"applied {', '.join(spec.text for spec in self.applier.specs)}{where}")
@@ -69,17 +71,16 @@ class TrialMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.applier = make_applier(job.specs)
+        self.applier = Applier(parse_all(job.specs))
         self.outputs: Outputs | None = None
         self.meters: list[Any] = []
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
         self.outputs = Outputs(Path(self.job.folder) / OUTPUTS, namespace)
-        changed = self.outputs.change_arguments(arguments)
-        return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
+        return self.applier.change_trainer_arguments(self.outputs.change_arguments(arguments))
 
     def built(self, trainer: Any, namespace: str) -> None:
-        if self.applier is not None:
+        if self.job.specs:
             add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat)
         meter = add_hooks(trainer, namespace, MeterHooks, self.job, self.finish)  # before callbacks that could save
         meter.outputs = self.outputs
