@@ -145,7 +145,8 @@ class SizedOneBatch(OneBatch):
 
 def one_batch_of(loader: Any) -> OneBatch:
     """Return a loader that repeats the first batch of another one; the workers of that one end."""
-    batches = iter(loader)
+    # Persistent workers would belong to the loader, and make further batches beside the steps.
+    batches = iter(copy.copy(loader) if getattr(loader, "persistent_workers", False) else loader)
     batch = next(batches)
     del batches
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
 from collections import UserDict
@@ -95,6 +96,13 @@ def test_one_batch_is_repeated_with_new_containers() -> None:
     first["own"].clear()
     assert second == {"x": second["x"], "meta": ["name"], "own": {"y": second["x"]}}
     assert next(iter(loader)) == second
+
+
+def test_persistent_workers_end_after_the_first_batch() -> None:
+    loader = DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)
+    assert next(iter(one_batch_of(loader))).tolist() == [0, 1]
+    assert loader._iterator is None
+    assert multiprocessing.active_children() == []
 
 
 def test_one_batch_has_no_length_when_its_loader_has_none() -> None:
