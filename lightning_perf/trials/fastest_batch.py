@@ -33,7 +33,8 @@ class BatchPoint(Record, frozen=True, kw_only=True):
 
     Attributes:
         batch_size: Samples per batch of one rank, or multiples of the user's own size.
-        samples_per_s: Throughput of all ranks, in the same unit; None if the run failed.
+        samples_per_s: Throughput of all ranks, in batches of the user's size if samples are unknown; None if the run
+            failed, or has no steady state.
         peak_bytes: Highest peak memory of any rank; None if it was not read.
     """
 
@@ -54,7 +55,9 @@ def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
         times = 1 if run.arm == below else _times(run.arm, below)
         if times is None:
             continue
-        rate = times * run.batches_per_step / median(run.block_means_s) if run.block_means_s else None
+        # The last batches of a small dataset are shorter than the multiple says.
+        n_samples = times * run.batches_per_step if run.samples_per_step is None else run.samples_per_step
+        rate = n_samples / median(run.block_means_s) if run.block_means_s else None
         peak = run.peak_device_bytes if run.peak_device_bytes is not None else run.peak_host_bytes
         points.append(BatchPoint(batch_size=times, samples_per_s=rate, peak_bytes=peak))
     return tuple(points)

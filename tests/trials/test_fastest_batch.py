@@ -158,6 +158,13 @@ def test_points_are_read_from_runs_as_multiples_of_the_batch_of_the_arm_below() 
     assert [p.batch_size for p in points_of(others, "baseline")] == [1, 2]
 
 
+def test_throughput_is_that_of_the_samples_when_batches_exceed_the_dataset() -> None:
+    whole = run("baseline", 0.1, samples_per_step=32.0)
+    cut = run("batch-size=x8", 0.1, samples_per_step=100.0)
+    rates = [point.samples_per_s for point in points_of([whole, cut], "baseline")]
+    assert rates == [pytest.approx(320, rel=0.01), pytest.approx(1000, rel=0.01)]
+
+
 @pytest.mark.parametrize(("tries", "finds_batch", "candidates"), [
     ("batch-size", True, []),
     ("log-every-n=50,batch-size", True, ["log-every-n=50"]),
