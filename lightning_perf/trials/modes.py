@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf.arguments import checked_schedule, checked_window
 from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.records import Session
@@ -88,7 +89,10 @@ class TrialMode:
             doctor = add_doctor(trainer, namespace, self.job.doctor)
             doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
             doctor.reports = ("json",)
-            doctor.apply, doctor.autopilot = (), None  # of the script's own: the training is diagnosed as it is
+            # One of the script's own diagnoses the training as it is too, with the same profiler window.
+            doctor.apply, doctor.autopilot = (), None
+            schedule = checked_schedule(self.job.doctor.get("schedule", "auto"))
+            doctor.window_options = checked_window(schedule, doctor.options.profiler)
         else:
             trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
         self.meters.append(meter)

@@ -235,11 +235,13 @@ def test_error_of_a_signal_handler_reaches_the_training(tmp_path: Path) -> None:
         built(job, lambda trainer, **_: preempt("in the Trainer"))
 
 
-def test_perf_doctor_of_the_script_applies_nothing_in_a_trial(tmp_path: Path) -> None:
-    doctor = PerfDoctor(apply=["loader-workers"], autopilot="exact")
-    mode = modes.TrialMode(Job(mode="trial", folder=str(tmp_path)))
+def test_perf_doctor_of_the_script_diagnoses_as_the_trials_own_and_applies_nothing(tmp_path: Path) -> None:
+    doctor = PerfDoctor(schedule=None, apply=["loader-workers"], autopilot="exact")
+    mode = modes.TrialMode(Job(mode="trial", folder=str(tmp_path), doctor={"schedule": [10, 2, 3, 1]}))
     mode.built(SimpleNamespace(callbacks=[doctor]), "lightning.pytorch")
     assert (doctor.apply, doctor.autopilot, doctor.reports) == ((), None, ("json",))
+    assert doctor.window_options is not None
+    assert (doctor.window_options.wait, doctor.window_options.active) == (10, 3)
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
