@@ -73,7 +73,8 @@ class _Progress(NamedTuple):
 def _progress(plan: Plan, runs: Sequence[ArmRun]) -> _Progress:
     """Repeat the decisions of the trial from its start, as far as the runs reach.
 
-    Each decision only depends on complete rounds of its own stage, so that later runs cannot change it.
+    Each decision depends on complete rounds of its own stage. Later runs change it only if they show that an arm fails
+    or that its losses diverge.
     """
     rungs: list[Rung] = []
     pair = [run for run in runs if run.arm in (BASELINE, AGAIN)]

@@ -7,7 +7,7 @@ from lightning_perf.stats.estimates import step_interval
 from lightning_perf.stats.verdicts import ArmComparison, classify
 
 from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
-from .judge import BASELINE, SEARCH, Judgement, compare_arms
+from .judge import BASELINE, SEARCH, Judgement, compare_arms, failure_of
 from .rounds import Candidate, Plan, Round, arm_id, open_round
 
 RETRY_SPEEDUP = 1.1
@@ -62,7 +62,8 @@ class LadderSearch:
     def leave_out(self, candidate: Candidate, reason: str) -> None:
         """Add a rung that is not kept, for a treatment that was only measured alone."""
         arm = self._alone[candidate.treatment]
-        self.rungs.append(self._rung(candidate, arm.id, arm.verdict, False, None, reason))
+        verdict = "failed" if failure_of(arm.id, self._done) else arm.verdict
+        self.rungs.append(self._rung(candidate, arm.id, verdict, False, None, reason))
 
     def keep_first(self, candidate: Candidate) -> None:
         """Keep the strongest treatment: measured alone, it was measured on top of the baseline."""
@@ -125,8 +126,9 @@ class LadderSearch:
     def _why_unfit(self, candidate: Candidate) -> str:
         """Return why the result of the treatment alone excludes it from the ladder; empty if it does not."""
         arm = self._alone[candidate.treatment]
-        if arm.verdict == "failed":
-            return arm.reason
+        failure = failure_of(arm.id, self._done)  # also in a later stage, in which the treatment was kept
+        if failure:
+            return failure
         if arm.verdict == "regressed":
             return "slower when applied alone"
         if candidate.safety not in self._plan.allow:

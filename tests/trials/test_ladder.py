@@ -154,6 +154,19 @@ def test_a_treatment_that_fails_is_left_out_with_its_error_and_the_others_finish
     assert best(rungs) == "a"
 
 
+def test_treatment_that_fails_once_others_are_added_is_left_out() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5})
+    made = lab.make
+    lab.make = lambda planned: (  # type: ignore[method-assign]
+        msgspec.structs.replace(made(planned), status="failed", reason="time limit", block_means_s=())
+        if (planned.arm, planned.stage) == ("a", 1)
+        else made(planned)
+    )
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == "b"
+    assert [(rung.added, rung.verdict, rung.reason) for rung in rungs[2:]] == [("a", "failed", "time limit")]
+
+
 def test_failed_combination_is_left_out_and_the_ladder_continues() -> None:
     lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
     made = lab.make
