@@ -57,12 +57,13 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
     wanted = [(one, None) for one in tries] if tries else _recommended(session)
     for text, finding in wanted:
         try:
-            spec = with_default(parse(text), session if finding is None else _as_if_first(session, finding))
+            spec = with_default(parse(text), session) if finding is None else _as_recommended(session, text, finding)
         except ConfigError as error:
             not_tried[text] = str(error)
             continue
         if finding is None:
-            finding = next((one for name, one in _recommended(session) if name == spec.treatment.id), None)
+            same = (one for name, one in _recommended(session) if name == spec.treatment.id)
+            finding = next((one for one in same if _as_recommended(session, spec.treatment.id, one) == spec), None)
         reason = None
         if not tries or spec.treatment.is_measurement:  # other treatments that the user names are always measured
             reason = spec.treatment.applies_to(session)
@@ -104,10 +105,10 @@ def _recommended(session: Session) -> Iterator[tuple[str, Finding | None]]:
                 yield prescription.treatment, finding
 
 
-def _as_if_first(session: Session, finding: Finding) -> Session:
-    """Return the session with one finding first: treatments take their values from the first that has one."""
+def _as_recommended(session: Session, treatment_id: str, finding: Finding) -> TreatmentSpec:
+    """Return a treatment with the value of a finding; treatments take it from the session's first that has one."""
     others = [one for one in session.findings if one is not finding]
-    return msgspec.structs.replace(session, findings=(finding, *others))
+    return with_default(parse(treatment_id), msgspec.structs.replace(session, findings=(finding, *others)))
 
 
 def _clashes(spec: TreatmentSpec, specs: Sequence[TreatmentSpec], session: Session) -> Iterator[str]:

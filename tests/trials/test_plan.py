@@ -63,6 +63,14 @@ def test_named_treatment_is_tried_without_a_predicted_speedup() -> None:
     assert choice.candidates[0].predicted is None
 
 
+def test_speedup_is_predicted_for_the_recommended_value_only() -> None:
+    session = session_with(finding("PD502", 1.2, "log-every-n", trainer_flags={"log_every_n_steps": 70}))
+    choice = choose(session, ("log-every-n=9", "log-every-n=70", "log-every-n"), semantics=False)
+    assert [(one.treatment, one.predicted) for one in choice.candidates] == [
+        ("log-every-n=9", None), ("log-every-n=70", session.findings[0].gain),
+    ]  # fmt: skip
+
+
 def test_treatments_with_effect_between_epochs_are_named() -> None:
     assert choose(session_with(), ("async-checkpoint", "anomaly-off"), semantics=False).on_loop == {"async-checkpoint"}
 
