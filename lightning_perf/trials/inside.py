@@ -10,6 +10,7 @@ after ``UNWINDING_S``.
 
 import contextlib
 import functools
+import inspect
 import os
 import random
 import sys
@@ -75,12 +76,15 @@ class TrainerWrapper:
         return self._mode
 
     def around_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        _, *names = inspect.signature(original).parameters
+
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             leave_if_over()
-            if self._is_off or self._depth or args:  # Lightning refuses positional arguments itself
+            if self._is_off or self._depth:
                 original(trainer, *args, **kwargs)
                 return
+            kwargs.update(zip(names, args, strict=False))  # Lightning takes them so, although it declares keywords only
             self._depth += 1
             try:
                 changed = self._guarded(lambda: self.mode.change_arguments(dict(kwargs), self.namespace), kwargs)

@@ -16,7 +16,7 @@ import pytest
 from lightning_perf import PerfDoctor
 from lightning_perf.trials import inside, modes
 from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
-from lightning_perf.trials.job import Job, Result, read_result
+from lightning_perf.trials.job import Job, Result, read_events, read_result
 from lightning_perf.trials.runner import Ended, run_supervised
 from tests.fuzzing import thinned
 from tests.trainer.interrupts import Preempted, preempt
@@ -186,12 +186,24 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
         inside.leave_if_over()
 
 
-def built(job: Job, original: Callable[..., None]) -> Any:
+def built(job: Job, original: Callable[..., None], *args: Any) -> Any:
     """Build a Trainer whose constructor is ``original``."""
     trainer = SimpleNamespace(is_global_zero=True, callbacks=[])
     wrapper = inside.TrainerWrapper(job, "lightning.pytorch", modes.MODES[job.mode])
-    wrapper.around_init(original)(trainer)
+    wrapper.around_init(original)(trainer, *args)
     return trainer
+
+
+def test_trainer_with_positional_arguments_is_measured_too(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def build(trainer: Any, *, accelerator: str = "auto", strategy: str = "auto", **others: Any) -> None:
+        seen.append((accelerator, strategy, others))
+
+    job = Job(mode="run", folder=str(tmp_path), specs=("log-every-n=7",), with_doctor=False)
+    assert len(built(job, build, "cpu", "ddp").callbacks) == 1
+    assert seen == [("cpu", "ddp", {"log_every_n_steps": 7})]
+    assert read_events(tmp_path) == {"trainer"}
 
 
 def test_error_of_the_scripts_own_trainer_reaches_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
