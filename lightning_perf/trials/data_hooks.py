@@ -129,11 +129,13 @@ class OneBatch:
         self.batch = batch
 
     def __iter__(self) -> Iterator[Any]:
-        # The same tensors in new containers, because a step may change these. A class of a library is a leaf.
-        return (
-            tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else copy.copy(leaf), self.batch)
-            for _ in range(MANY_BATCHES)
-        )
+        # The same tensors in new containers, because a step may change these.
+        return (tree_map(_new_container, self.batch) for _ in range(MANY_BATCHES))
+
+
+def _new_container(leaf: Any) -> Any:
+    """Return a copy of an object that may hold tensors, such as a batch of a library's class; else the leaf itself."""
+    return copy.copy(leaf) if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) else leaf
 
 
 class SizedOneBatch(OneBatch):
