@@ -122,10 +122,15 @@ def _kill_all(first: int) -> None:
 
 def _descendants() -> list[int]:
     """Return the running descendants of this process."""
+    found: list[int] = []
     if not os.path.isdir("/proc/self"):
         import psutil
 
-        return [child.pid for child in psutil.Process().children(recursive=True)]
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child.pid)
+        return found
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -137,7 +142,6 @@ def _descendants() -> list[int]:
             if fields[0] not in (b"Z", b"X"):
                 parents[int(name)] = int(fields[1])
     ours = {os.getpid()}
-    found: list[int] = []
     is_growing = True
     while is_growing:
         new = [pid for pid, parent in parents.items() if parent in ours and pid not in ours]

@@ -151,6 +151,15 @@ def test_command_ends_when_its_supervisor_is_killed(work: Path) -> None:
     assert parent.wait(timeout=60) != 0
 
 
+def test_ended_processes_do_not_count_on_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # a zombie until this process waits for it
+    assert wait_for(lambda: not is_alive(ended.pid))
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    assert ended.pid not in process_supervisor._descendants()
+    monkeypatch.undo()
+    ended.wait()
+
+
 def test_run_ends_although_its_process_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
