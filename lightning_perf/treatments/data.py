@@ -163,7 +163,8 @@ class BatchSize(LoaderTreatment):
     summary = "trains with batches of N samples; lowers accumulation if that keeps the samples per step"
     when = (
         "Helps where the device has too little work and memory is left. Without accumulation to lower, a larger batch "
-        "means fewer steps per epoch, so adapt the learning rate and its schedule."
+        "means fewer steps per epoch, so adapt the learning rate and its schedule. Without a value, a trial searches "
+        "the fastest size."
     )
     is_live = False
     needs_loader = True  # the accumulation depends on the batch size before
