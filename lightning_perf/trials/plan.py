@@ -1,6 +1,6 @@
 """Choose the treatments that a trial tries, from a diagnosis or from what the user asks for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -54,7 +54,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}
     finds_batch = False
-    wanted = [(one, None) for one in tries] if tries else _recommended(session)
+    wanted: Iterable[tuple[str, Finding | None]] = [(one, None) for one in tries] if tries else _recommended(session)
     for text, finding in wanted:
         try:
             spec = with_default(parse(text), session) if finding is None else _as_recommended(session, text, finding)
@@ -96,7 +96,7 @@ def environment_of(treatments: Sequence[str]) -> dict[str, str]:
     return {name: value for spec in specs for name, value in spec.treatment.environment(spec.value).items()}
 
 
-def _recommended(session: Session) -> Iterator[tuple[str, Finding | None]]:
+def _recommended(session: Session) -> Iterator[tuple[str, Finding]]:
     """Yield the treatments that findings recommend, by expected gain."""
     by_gain = sorted(session.findings, key=lambda finding: -(finding.gain.high if finding.gain is not None else 0.0))
     for finding in by_gain:
