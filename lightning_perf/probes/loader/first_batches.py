@@ -100,5 +100,5 @@ def _digest(batches: list[list[torch.Tensor]]) -> str:
     found = hashlib.blake2b(digest_size=8)
     for part in chain.from_iterable(batches):
         found.update(f"{part.dtype}{part.numel()}".encode())
-        found.update(part.contiguous().view(torch.uint8).numpy())
+        found.update(part.contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

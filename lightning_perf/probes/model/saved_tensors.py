@@ -175,6 +175,7 @@ def _is_of_torch(kind: type) -> bool:
 
 def _functions_of_others(kind: type) -> Iterator[type]:
     """Yield the autograd functions that torch did not define and that have a ``forward`` of their own."""
+    each: type
     for each in kind.__subclasses__():
         if "forward" in each.__dict__ and not _is_of_torch(each):
             yield each

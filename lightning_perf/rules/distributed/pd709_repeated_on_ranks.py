@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
     return msgspec.structs.replace(finding, severity="medium")  # that samples repeat is certain, the speedup is not
 
 
-def _advice(session: Session) -> tuple[Prescription, ...]:
+def _advice(session: Session) -> Prescription:
     if loaders_of(session, "train")[0].is_iterable:  # it takes no sampler
         return fix("let each rank yield its own part of the samples", "minutes", "semantics", code=_PART_OF_RANK)
     return fix(
