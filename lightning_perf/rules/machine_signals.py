@@ -17,6 +17,7 @@ from .thresholds import (
     MIN_CHANGE_POINTS,
     MIN_TELEMETRY_SAMPLES,
 )
+from .wording import size_text
 
 
 def sampled_host(session: Session) -> HostTelemetry | None:
@@ -138,8 +139,8 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
             words, unit = _described(metric)
-            evidence = fact(f"{words} then: was {was:.4g}, became", became, unit, n=n_after)
-            found.append((change, evidence))
+            before = size_text(was) if "bytes" in unit else f"{was:.4g}"
+            found.append((change, fact(f"{words} then: was {before}, became", became, unit, n=n_after)))
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
 
 

@@ -27,9 +27,14 @@ def percent(fraction: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
 
 
+def three_digits(value: float) -> str:
+    """Return a number with three digits, from 1,000 on with more: ``"1.25"``, ``"1,800"``, not ``"1.8e+03"``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
 def number_of(n: float, what: str, plural: str = "") -> str:
     """Return a number with its noun: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
-    return f"{f'{n:,}' if isinstance(n, int) else f'{n:.3g}'} {what if n == 1 else plural or what + 's'}"
+    return f"{f'{n:,}' if isinstance(n, int) else three_digits(n)} {what if n == 1 else plural or what + 's'}"
 
 
 def called(n: int) -> str:
@@ -41,14 +46,14 @@ def duration(seconds: float) -> str:
     """Return a time with a suitable unit: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{three_digits(seconds)} s" if seconds >= 0.9995 else f"{three_digits(seconds * 1e3)} ms"
 
 
 def size_text(n_bytes: float) -> str:
     """Return bytes with a suitable unit: ``"1.5 GiB"``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(n_bytes) >= factor:
-            return f"{n_bytes / factor:.3g} {unit}"
+            return f"{three_digits(n_bytes / factor)} {unit}"
     return f"{n_bytes:.0f} B"
 
 

@@ -7,6 +7,7 @@ from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE
+from lightning_perf.rules.wording import number_of
 
 _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "transform": (
@@ -107,7 +108,7 @@ def _symptom(found: CheaperOperator) -> str:
     if found.kind == "sort":
         return f"sorts {found.size:,} elements in each row of {shape}, of which at most {found.better:,} are read"
     if found.kind == "order":
-        times = f"{found.size / found.better:.3g} times as many multiplications as in the other order"
+        times = f"{number_of(found.size / found.better, 'time')} as many multiplications as in the other order"
         return f"multiplies three matrices through an intermediate of {shape}, with {times}"
     if found.kind == "diagonal":
         return f"computes products of {shape}, of which only the diagonal is read"

@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HELD_MIN_TENSORS, MIN_RECOMPILES
-from lightning_perf.rules.wording import size_text
+from lightning_perf.rules.wording import size_text, three_digits
 
 
 @rule("PD405", "leaking")
@@ -54,7 +54,8 @@ def _what(suspect: Suspect) -> str:
     if suspect.kind == "graph":
         return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} per step"
     graphs = f", {suspect.n_with_graph} of them with graphs" if suspect.n_with_graph else ""
-    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+,.3g} per step"
+    gained = three_digits(suspect.items_per_step)
+    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, and gains {gained} per step"
 
 
 def _unit(suspect: Suspect) -> str:

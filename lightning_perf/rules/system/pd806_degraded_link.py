@@ -5,6 +5,7 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import number_of
 
 
 @rule("PD806", "degraded-link")
@@ -24,7 +25,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"{device.device} is connected by PCIe {generation} x{width} instead of {max_generation} x{max_width}: "
-            f"copies take up to {1 / speed:.2g} times as long."
+            f"copies take up to {number_of(1 / speed, 'time')} as long."
         ),
         evidence=(
             fact("PCIe generation", generation, "count", max_generation, device.n_samples),
