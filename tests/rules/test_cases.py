@@ -45,6 +45,7 @@ def test_rule_result_matches_the_case_when_checked(code, case):
     if outcome.status != "finding":
         return
     finding = next(finding for finding in session.findings if finding.code == code)
+    assert not finding.summary.split(". ")[0].endswith((" e.g", " i.e")), "verdicts end at the first full stop"
     prescription = finding.prescriptions[0] if finding.prescriptions else None
     for key in ("severity", "confidence"):
         assert getattr(finding, key) == case.get(key, getattr(finding, key))

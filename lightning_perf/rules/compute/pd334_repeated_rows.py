@@ -47,7 +47,7 @@ def check(session: Session) -> Diagnosis | None:
     else:
         symptom = (
             f"{found.site or 'An embedding'} looks up each item at least {found.n_copies:,} times on average, and the "
-            f"layers behind it compute each of them again, e.g. a result of {shape}"
+            f"layers behind it compute each of them again, such as a result of {shape}"
         )
         what, code = "compute each distinct item once, and pick its result for each copy", _PICK
     return Diagnosis(
