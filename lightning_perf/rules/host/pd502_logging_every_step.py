@@ -54,7 +54,7 @@ def check(session: Session) -> Finding | None:
     wanted = longer_interval(interval or 1, share, session)
     part = 1 - (interval or 1) / wanted  # fraction of the rows that the longer interval leaves out
     once = log_once(session)
-    can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
+    can_wait = once is None and interval is not None and 0 < interval < LOG_EVERY_STEPS  # 0: steps pass no rows
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
     off_bar = _OFF_BAR if _bar_metrics(session) else None

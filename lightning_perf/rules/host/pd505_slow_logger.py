@@ -26,16 +26,16 @@ def check(session: Session) -> Finding | None:
     if share < HOOK_MIN_SHARE:
         return None
     worst = max(times, key=lambda time: time.share)
-    interval = session.settings.trainer.log_every_n_steps or 1
+    known = session.settings.trainer.log_every_n_steps
+    interval = known or 1
     wanted = longer_interval(interval, share, session)
     in_steps = max(0.0, 1 - LOGGER_ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
     in_steps = min(in_steps, step_rows_part(steady, interval, worst.n_calls))
-    first = log_once(session)
+    first, left, left_least = log_once(session), 1.0, 0.0
     if first is not None:
-        left, left_least = 1 / max(1, worst.n_calls), 0.0
-    else:
-        first = log_every(wanted) if in_steps > 0 and wanted > interval else None
-        left, left_least = 1 - in_steps * (1 - interval / wanted), interval / wanted if wanted > interval else 0.0
+        left = 1 / max(1, worst.n_calls)
+    elif in_steps > 0 and wanted > interval and known != 0:  # 0: steps pass no rows
+        first, left, left_least = log_every(wanted), 1 - in_steps * (1 - interval / wanted), interval / wanted
     slower = fix(
         f"make {name} flush less often, and log to a local disk",
         "minutes",
