@@ -20,20 +20,21 @@ def check(session: Session) -> Finding | None:
     if syncs is None or n_steps == 0:
         raise Skip("the trace has no steps")
     share = min(1.0, reading.share(syncs.wait_s))
+    reads_time = "Timer" in session.settings.trainer.callbacks  # which max_time adds
     if syncs.item_n < MIN_ITEMS_PER_STEP * n_steps or share < LOW_SHARE:
         return None
     return make_finding(
         severity="info",
         summary=(
             f"The host reads {number_of(syncs.item_n / n_steps, 'number')} per step from the device and waits "
-            f"{duration(syncs.wait_s / n_steps)} for it ({percent(share)}). With several ranks, Lightning itself reads "
+            f"{duration(syncs.wait_s / n_steps)} ({percent(share)}). With several ranks, Lightning itself reads "
             "one number per step, to detect a SIGTERM; no flag turns that off."
         ),
         evidence=(
             fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_PER_STEP, n_steps),
             fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
-        prescriptions=(_NO_MAX_TIME if syncs.item_n >= 2 * n_steps else None, _LONGER_STEPS),
+        prescriptions=(_NO_MAX_TIME if reads_time and syncs.item_n >= 2 * n_steps else None, _LONGER_STEPS),
     )
 
 
