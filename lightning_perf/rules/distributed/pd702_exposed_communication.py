@@ -13,19 +13,17 @@ from lightning_perf.rules.wording import percent
 
 _BASIS = "at most the exposed communication; no gain if this rank waits for another rank"
 _BASIS_COMPARED = "at most the exposed communication, without waiting for slower ranks"
-_REPLICATED = (
-    fix(
-        "set static_graph=True on DDP if every step has the same graph: it then exchanges buckets as early as possible",
-        "one line",
-        treatment="ddp-static-graph",
-        code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
-    ),
-    fix(
-        "compress gradients to bf16: half the bytes",
-        "one line",
-        "numerics",
-        code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
-    ),
+_STATIC_GRAPH = fix(
+    "set static_graph=True on DDP if every step has the same graph: it then exchanges buckets as early as possible",
+    "one line",
+    treatment="ddp-static-graph",
+    code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
+)
+_COMPRESSED = fix(
+    "compress gradients to bf16: half the bytes",
+    "one line",
+    "numerics",
+    code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
 )
 _SHARDED = (
     fix(
@@ -44,14 +42,15 @@ _SHARDED = (
 )
 
 
-def _less_often(session: Session) -> Prescription:
-    n_batches = 4 * (session.settings.trainer.accumulate_grad_batches or 1)
-    return trainer_fix(
+def _for_replicas(session: Session) -> tuple[Prescription | None, ...]:
+    trainer = session.settings.trainer
+    less_often = trainer_fix(
         "exchange gradients less often: accumulate over several batches",
         "semantics",
         "accumulate",
-        accumulate_grad_batches=n_batches,
+        accumulate_grad_batches=4 * (trainer.accumulate_grad_batches or 1),
     )
+    return None if trainer.static_graph else _STATIC_GRAPH, _COMPRESSED, less_often
 
 
 def _in_bf16(session: Session) -> tuple[Prescription, ...]:
@@ -87,9 +86,7 @@ def check(session: Session) -> Finding | None:
             optional_fact("waiting for slower ranks", waiting_s or None, "s"),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
-        prescriptions=(
-            (*_SHARDED, *_in_bf16(session)) if communication.shards else (*_REPLICATED, _less_often(session))
-        ),
+        prescriptions=(*_SHARDED, *_in_bf16(session)) if communication.shards else _for_replicas(session),
         low_s=max(0.0, least_s - waiting_s),
         high_s=most_s,
         basis=_BASIS_COMPARED if is_compared else _BASIS,
