@@ -342,7 +342,6 @@ COMPUTES_MIN_FRACTION = _heuristic(0.5, "of the time", "Below it, making samples
 SHM_MAX_FRACTION = _heuristic(0.5, "of /dev/shm", "Prefetched batches may fill half of it.")
 SHM_SAFETY_FACTOR = _heuristic(2, "factor", "One set of batches is made while another is being transferred.")
 PREFETCH_MAX = _heuristic(8, "batches per worker", "More prefetched batches mostly cost memory.")
-PREFETCH_GROWTH = _heuristic(2, "factor", "Twice the prefetched batches cover twice the burst.")
 CPU_BUSY_MIN = _heuristic(0.85, "of usable cores", "Below it, enough cores are idle that processes do not queue.")
 LOADER_QUEUEING_MIN = _heuristic(0.20, "of the wait", "A process that queues this long shares its core with others.")
 BLOCKED_MIN_FRACTION = _heuristic(0.60, "of the wait", "Neither running nor queueing, so not limited by cores.")

@@ -1,6 +1,8 @@
 """PD105: batches arrive in bursts, with one wait per round of the workers."""
 
-from lightning_perf.records import Finding, LoaderProbe, Session
+from collections.abc import Sequence
+
+from lightning_perf.records import Finding, Session, WorkerPoint
 from lightning_perf.rules.findings import fact, fix, loader_fix, timed_finding
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import (
@@ -20,12 +22,13 @@ from lightning_perf.rules.thresholds import (
     BURST_MIN_SHARE,
     DEFAULT_PREFETCH,
     LOW_SHARE,
-    PREFETCH_GROWTH,
     PREFETCH_MAX,
     UNEVEN_MIN_RATIO,
     WORKERS_SLACK,
 )
 from lightning_perf.rules.wording import duration, percent, spent_waiting
+
+_EVEN_SAMPLES = fix("avoid samples that are much slower than the others", "hours")
 
 
 @rule("PD105", "bursty-fetch", explains=("PD101",))
@@ -54,7 +57,8 @@ def check(session: Session) -> Finding | None:
     in_process_s = fetch.in_process_batch_s
     if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * n_workers * compute_s:
         return None  # PD101 applies: too few workers.
-    prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
+    now = loader.prefetch_factor or DEFAULT_PREFETCH
+    factor = _prefetch_factor((), now)
     return timed_finding(
         steady,
         summary=(
@@ -77,13 +81,14 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             loader_fix(
                 loader,
-                f"set prefetch_factor={prefetch_factor} (now {loader.prefetch_factor or DEFAULT_PREFETCH}) on the "
-                f"{loader.stage} loader",
+                f"set prefetch_factor={factor} (now {now}) on the {loader.stage} loader",
                 "loader-prefetch",
-                f"num_workers={n_workers}, prefetch_factor={prefetch_factor}",
-                prefetch_factor=prefetch_factor,
-            ),
-            fix("avoid samples that are much slower than the others", "hours"),
+                f"num_workers={n_workers}, prefetch_factor={factor}",
+                prefetch_factor=factor,
+            )
+            if factor > now
+            else None,
+            _EVEN_SAMPLES,
         ),
         claims={"data_wait": wait_s},
         basis="at most the data wait; no gain if workers are too slow on average",
@@ -101,16 +106,17 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
     waited_s = stage.n_steps * probed.wait_s
     evened_s = probed.saved_s(uneven)
     workers = plan.n_workers or plan.n_now
-    factor = _prefetch_factor(probe, probed.loader.prefetch_factor or DEFAULT_PREFETCH)
+    now = probed.loader.prefetch_factor or DEFAULT_PREFETCH
+    factor = _prefetch_factor(probe.prefetch, now)
     prefetch_more = loader_fix(
         probed.loader,
-        f"prefetch more: set num_workers={workers} (now {plan.n_now}) and prefetch_factor={factor} on the train loader",
+        f"prefetch more: set num_workers={workers} (now {plan.n_now}) and prefetch_factor={factor} (now {now}) on the "
+        f"{probed.loader.stage} loader",
         "loader-workers" if plan.n_now else "",
         num_workers=workers,
         prefetch_factor=factor,
         persistent_workers=True,
     )
-    even_samples = fix("avoid samples that are much slower than the others", "hours")
     finding = timed_finding(
         stage,
         summary=(
@@ -125,7 +131,7 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
             fact("longest time per sample", getitem.max_s, "s", n=getitem.n),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=(prefetch_more, even_samples) if workers else (even_samples,),
+        prescriptions=(prefetch_more if workers > plan.n_now or (workers and factor > now) else None, _EVEN_SAMPLES),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
         basis="at least the smaller, at most the larger saving of more workers and of samples of even cost",
@@ -135,9 +141,12 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
     return with_kept_items(session, probed, finding)
 
 
-def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
-    """Return the least probed factor above ``now`` that is nearly as fast as the best, else the next of 2, 4 and 8."""
-    tried = [point for point in probe.prefetch if (point.prefetch_factor or 0) > now]
+def _prefetch_factor(probed: Sequence[WorkerPoint], now: int) -> int:
+    """Return the least probed factor above ``now`` that is nearly as fast as the best, else the next of 2, 4 and 8.
+
+    Return ``now`` if there is none.
+    """
+    tried = [point for point in probed if (point.prefetch_factor or 0) > now]
     best_s = min((point.batch_s for point in tried), default=0.0)
     good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + WORKERS_SLACK) * best_s]
     factors = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
