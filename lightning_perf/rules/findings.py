@@ -15,6 +15,7 @@ from lightning_perf.records import (
     Method,
     Prescription,
     Safety,
+    Session,
     Severity,
     StageTimes,
 )
@@ -96,14 +97,18 @@ def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
     return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
 
 
-def compile_prescription(what: str, has_graphs: bool = True) -> Prescription:
-    """Recommend ``torch.compile``, which fuses small operators and, with ``has_graphs``, launches CUDA graphs."""
+def compile_prescription(session: Session, what: str, has_graphs: bool = True) -> Prescription:
+    """Recommend ``torch.compile``, which fuses small operators and, with ``has_graphs``, launches CUDA graphs.
+
+    If a part of the model is compiled already, recommend it for the rest, which no treatment can try.
+    """
     arguments, value = (', mode="reduce-overhead"', "reduce-overhead") if has_graphs else ("", "default")
+    is_compiled = session.settings.model is not None and session.settings.model.is_compiled
     return fix(
-        f"torch.compile the model{what}",
+        f"torch.compile {'the rest of ' if is_compiled else ''}the model{what}",
         "minutes",
         "numerics",
-        treatment="compile",
+        treatment="" if is_compiled else "compile",
         code=f"model = torch.compile(model{arguments})  # before trainer.fit(model)",
         value=value,
     )

@@ -84,4 +84,4 @@ def _from_trace(session: Session) -> Finding | None:
 
 def _prescriptions(session: Session) -> tuple[Prescription, ...]:
     larger = fix("use a larger batch: more work per kernel", "minutes", "semantics", treatment="batch-size")
-    return (compile_prescription(" with CUDA graphs"), *(() if session.memory.oom is not None else (larger,)))
+    return (compile_prescription(session, " with CUDA graphs"), *(() if session.memory.oom is not None else (larger,)))

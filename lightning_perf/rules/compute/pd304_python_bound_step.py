@@ -57,11 +57,11 @@ def _from_steps(session: Session) -> Finding | None:
             *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the loop", worst.operators_per_step, "count"),
         ),
-        prescriptions=_recommendations(calls.device == "cpu", bool(worst.is_recurrence)),
+        prescriptions=_recommendations(session, calls.device == "cpu", bool(worst.is_recurrence)),
     )
 
 
-def _recommendations(on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescription, ...]:
+def _recommendations(session: Session, on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescription, ...]:
     if is_recurrence:
         summary = "compute before the loop what needs no earlier iteration; use nn.GRU or nn.LSTM, not their cells"
         code = "inputs = self.input_layer(x)  # for all iterations at once, before the loop"
@@ -69,7 +69,7 @@ def _recommendations(on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescri
         summary = "replace the loop by one operation on the whole tensor"
         code = "total = (x * w).sum()  # instead of a sum over rows"
     whole = fix(summary, "minutes", "numerics", code=code)
-    return whole, compile_prescription(" or this function", has_graphs=not on_cpu)
+    return whole, compile_prescription(session, " or this function", has_graphs=not on_cpu)
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
@@ -89,7 +89,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
-        prescriptions=_recommendations(trace.device is None),
+        prescriptions=_recommendations(session, trace.device is None),
         high_s=found.saved_s,
         phases=CODE_PHASES if reading.is_timed and trace.device is None else (),
         basis="at most these operators and the Python code between them",

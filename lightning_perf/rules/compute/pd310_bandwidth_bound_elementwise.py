@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
             ),
             reading.evidence("these kernels on the critical path", spent_s),
         ),
-        compile_prescription(": it fuses chains of such kernels"),
+        compile_prescription(session, ": it fuses chains of such kernels"),
         "torch.compile runs these operators",
         at_stake=reading.share(spent_s),
     )

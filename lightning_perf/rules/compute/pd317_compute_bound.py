@@ -35,7 +35,7 @@ def check(session: Session) -> Finding | None:
             *_speed(reading),
             *_utilization(session),
         ),
-        prescriptions=compile_prescription(": it may fuse other operators"),
+        prescriptions=compile_prescription(session, ": it may fuse other operators"),
         confidence="high" if trace.steps else "medium",
     )
 
