@@ -14,7 +14,18 @@ import msgspec
 from lightning_perf import rules
 from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Run, Session, TraceRecord, Window
+from lightning_perf.records import (
+    Finding,
+    Hypothesis,
+    Machine,
+    RuleOutcome,
+    Run,
+    Session,
+    Settings,
+    TraceRecord,
+    TrainerSettings,
+    Window,
+)
 
 from .findings import fact, with_measurement
 from .limits import within_limits
@@ -112,6 +123,7 @@ def diagnose_trace(
     session = Session(
         run=Run(id="trace", stage="fit", status="finished", started_at="", wall_s=record.span_s),
         machine=Machine(os="", python=""),
+        settings=Settings(trainer=TrainerSettings(accelerator=record.device.kind if record.device else None)),
         windows=(window,),
         missing={"steady": "a trace alone has no timed steps"},
     )

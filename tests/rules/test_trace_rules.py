@@ -242,6 +242,20 @@ def test_selection_applies_when_a_trace_is_diagnosed():
     assert diagnose_trace(build_trace(late), ignore=["PD3"]).findings == ()
 
 
+@pytest.mark.parametrize(("is_cpu", "low"), [(False, 1 / (1 - 0.9 * 0.5 * 0.4)), (True, 1.0)])
+def test_slow_rank_has_a_certain_gain_when_traces_show_that_devices_compute(is_cpu: bool, low: float) -> None:
+    parts_s = [{"data": 0.0, "compute": 0.06}, {"data": 0.04, "compute": 0.06}]
+    ranks = [
+        {"rank": rank, "source": f"{rank}", "step_s": 0.1, "own_s": sum(parts.values()),
+         "waiting_s": 0.1 - sum(parts.values()), "transfer_s": 0.0, "parts_s": parts}
+        for rank, parts in enumerate(parts_s)
+    ]  # fmt: skip
+    trace = build_trace({"ranks": {"world_size": 2, "n_steps": 3, "n_matched": 30, "ranks": ranks}}, is_cpu=is_cpu)
+    (finding,) = (one for one in diagnose_trace(trace).findings if one.code == "PD701")
+    assert finding.gain is not None
+    assert finding.gain.low == pytest.approx(low)
+
+
 def test_shares_apply_to_timed_steps_when_a_session_has_both():
     late = {"kernels": {"median_s": 5e-6}, "idle": {"host_wait_by_phase_s": {"forward": 0.15}}}
     session = diagnose(build_session({"trace": late, "shares": {"validation": 0.5}}))
