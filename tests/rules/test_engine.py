@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
@@ -519,6 +520,12 @@ def test_finding_is_measured_when_a_part_of_its_gain_is_certain(severity, gain, 
     assert is_measured(_finding("PD801", severity=severity, gain=gain, evidence=evidence)) is expected
 
 
-def test_verdict_is_the_hang_when_a_run_hung_before_enough_steps() -> None:
-    hang = {"n_steps": 1, "phase": "forward", "quiet_s": 400, "limit_s": 300}
-    assert diagnose(build_session({"steady": None, "hangs": [hang]})).verdict.code == "PD609"
+HANG = {"n_steps": 1, "phase": "forward", "quiet_s": 400, "limit_s": 300}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"hangs": [HANG]}, "PD609"), ({"memory": {"oom": {"where": "device", "error": "", "step": 0}}}, "PD408")],
+)
+def test_verdict_is_what_ended_the_run_when_it_ended_before_enough_steps(changes: dict[str, Any], code: str) -> None:
+    assert diagnose(build_session({"steady": None, **changes})).verdict.code == code
