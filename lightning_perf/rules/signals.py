@@ -81,9 +81,14 @@ def own_summary(session: Session) -> RankSummary | None:
     return next((one for one in summaries_of(session) if one.rank == session.run.rank), None)
 
 
+def loader_stage(session: Session) -> str:
+    """Return the stage of the loaders of the stage that ran: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``."""
+    return _LOADER_STAGE.get(session.run.stage, "train")
+
+
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
     """Return the loaders of a stage (``"train"``, ``"val"`` …; by default the one that ran); raise Skip if unknown."""
-    wanted = stage or _LOADER_STAGE.get(session.run.stage, "train")
+    wanted = stage or loader_stage(session)
     loaders = tuple(loader for loader in session.settings.loaders if loader.stage == wanted)
     if not loaders:
         raise Skip(session.missing.get("settings.loaders", f"the settings of the {wanted} loader are not known"))

@@ -3,6 +3,7 @@
 from lightning_perf.records import Copies, Finding, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.signals import loader_stage
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent, place
@@ -16,7 +17,8 @@ def check(session: Session) -> Finding | None:
     if copies is None or reading.share(exposed_s) < PAGEABLE_MIN_SHARE:
         return None
     least_s, most_s = reading.saved_s("pageable_copy", exposed_s)
-    is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
+    stage = loader_stage(session)
+    is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == stage)
     return reading.finding(
         summary=(
             f"{percent(reading.share(exposed_s))} of the time is exposed copies from pageable memory. "
@@ -29,7 +31,15 @@ def check(session: Session) -> Finding | None:
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
-        prescriptions=_CREATE_ON_DEVICE if is_pinned else _PIN,
+        prescriptions=_CREATE_ON_DEVICE
+        if is_pinned
+        else fix(
+            f"set pin_memory=True on the {stage} loader",
+            "one line",
+            treatment="loader-pin-memory",
+            loader_args={"pin_memory": True},
+            code="DataLoader(..., pin_memory=True)",
+        ),
         low_s=least_s,
         high_s=most_s,
         basis="at most the copies, if they overlapped with kernels",
@@ -41,13 +51,6 @@ def _where(copies: Copies) -> str:
     return f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
 
 
-_PIN = fix(
-    "set pin_memory=True on the training loader",
-    "one line",
-    treatment="loader-pin-memory",
-    loader_args={"pin_memory": True},
-    code="DataLoader(..., pin_memory=True)",
-)
 _CREATE_ON_DEVICE = fix(
     "create these tensors on the device: the loader already pins its batches",
     "minutes",
