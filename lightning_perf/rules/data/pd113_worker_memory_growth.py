@@ -11,7 +11,7 @@ from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
-from lightning_perf.rules.wording import size_text
+from lightning_perf.rules.wording import number_of, size_text
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 RECOMMENDATIONS = (
@@ -38,11 +38,11 @@ def check(session: Session) -> Finding | None:
     n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
+    together = f", all {n_workers} together by {size_text(n_workers * growth.bytes_per_step)}" if n_workers > 1 else ""
     return _finding(
         session,
         n_workers * growth.bytes_per_step,
-        f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step, all {n_workers} together by "
-        f"{size_text(n_workers * growth.bytes_per_step)}.",
+        f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step{together}.",
         f"{candidates[0]} may be growing." if candidates else f"Check what {dataset} keeps.",
         growth_evidence(growth),
         [fact(f"container of {dataset}", name) for name in candidates],
@@ -81,13 +81,14 @@ def _finding(
 ) -> Finding:
     what, seconds = _time_to_full(session, bytes_per_step)
     is_soon = seconds < MEMORY_MIN_LASTING_S
-    warning = f" At this rate {what} is full in {seconds / 60:.0f} minutes." if is_soon else ""
+    minutes = number_of(max(1, round(seconds / 60)), "minute") if is_soon else ""
+    warning = f" At this rate {what} is used up in {minutes}." if is_soon else ""
     return make_finding(
         severity="high" if is_soon else "medium",
         summary=f"{growth}{warning} {advice}",
         evidence=(
             *evidence,
-            fact(f"{what} is full after", seconds, "s", MEMORY_MIN_LASTING_S) if seconds < math.inf else None,
+            fact(f"{what} is used up after", seconds, "s", MEMORY_MIN_LASTING_S) if seconds < math.inf else None,
             *containers,
         ),
         prescriptions=RECOMMENDATIONS,
@@ -96,7 +97,7 @@ def _finding(
 
 
 def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
-    """Return what is full after how many seconds: free memory, or all memory if free memory was not sampled.
+    """Return what is used up after how many seconds: free memory, or all memory if free memory was not sampled.
 
     The time is infinite if step time or memory size is not known.
     """

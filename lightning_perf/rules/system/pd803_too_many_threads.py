@@ -28,8 +28,9 @@ def check(session: Session) -> Diagnosis | None:
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     fewer = number_of(n_fitting, "thread")
     return Diagnosis(
-        f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
-        "cores" + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
+        f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads "
+        f"{'shares' if n_processes == 1 else 'share'} {number_of(usable, 'usable core')}"
+        + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
         (
             fact("compute threads on this node", n_threads * n_processes, "count", usable),
             optional_fact(
