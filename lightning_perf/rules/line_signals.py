@@ -1,7 +1,5 @@
 """Lines of the user's code as evidence of findings."""
 
-import os
-
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, Evidence, Finding, Session, StageTimes
@@ -11,7 +9,7 @@ from .loader_signals import costly_line
 from .signals import CODE_PHASES
 from .thresholds import LINE_MIN_PART
 from .user_lines import LineTime, lines_of, outer_lines_of, whole_lines_of
-from .wording import percent, place_of
+from .wording import percent, place_of, site_of
 
 _CLAIMED = ("claimed",)
 _LOADING = ("data_wait",)
@@ -68,7 +66,7 @@ def _within(session: Session, outer: LineTime) -> LineTime:
 
     The lines of a model's forward pass take time wherever it is called: what matters is where it is called.
     """
-    at = f"{os.path.basename(outer.line.file)}:{outer.line.line}"
+    at = site_of(outer.line.file, outer.line.line)
     lines = whole_lines_of(session, (outer.phase,), lambda line: line.called_at == at and line.function != "forward")
     return next((line for line in lines if line.seconds > outer.seconds / 2), outer)
 

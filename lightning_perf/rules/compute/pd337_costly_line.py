@@ -7,7 +7,7 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import COSTLY_LINE_MIN_SHARE, EXPLAINED_PART
 from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_lines_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, percent, site_of
 
 _LAYERS = ("nn.", "F.", "torch.nn.", "torch._")  # and code around compiled functions
 _USUAL = {
@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
     if not lines or lines[0].seconds < COSTLY_LINE_MIN_SHARE * steady.span_s:
         return None
     worst = lines[0]
-    if f"{worst.line.file.rpartition('/')[2]}:{worst.line.line}" in _known_sites(session):
+    if site_of(worst.line.file, worst.line.line) in _known_sites(session):
         return None
     share = worst.seconds / steady.span_s
     prescription = fix(

@@ -2,6 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import TRANSPORT_MIN_OBJECTS, WAIT_MIN_SHARE
@@ -12,7 +13,7 @@ from lightning_perf.rules.wording import percent
 @rule("PD205", "searched-batch")
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
-    host = session.telemetry.host if session.telemetry is not None else None
+    host = sampled_host(session)
     n_objects = required(host.batch_objects if host is not None else None, "the objects of a batch were not counted")
     searched_s = searched_for_tensors_s(session, steady)
     share = searched_s / steady.span_s
