@@ -1,12 +1,13 @@
 """Operators of a step that could be saved, and the findings of the rules on them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import (
     STEP_PHASES,
     Confidence,
+    Evidence,
     Finding,
     KnownKind,
     KnownResults,
@@ -15,7 +16,7 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import EvidenceLike, PrescriptionLike, timed_finding
+from .findings import PrescriptionLike, fact, timed_finding
 from .rule import Rule, Skip, rule
 from .signals import is_cpu_run, phase_s, steady_of
 from .step_signals import loop_at, model_profile_of
@@ -47,17 +48,28 @@ class Repeated(NamedTuple):
         self,
         *,
         summary: str,
-        evidence: EvidenceLike,
+        counted: str,
         prescriptions: PrescriptionLike,
         basis: str,
+        more: Sequence[Evidence] = (),
         least_s: float | None = None,
         confidence: Confidence = "high",
     ) -> Finding:
-        """Return a finding whose fix saves these operators; ``least_s`` is None where all of them are certain to go."""
+        """Return a finding whose fix saves these operators.
+
+        ``counted`` names them in the evidence, ``more`` is further evidence; ``least_s`` is None where all of them are
+        certain to go.
+        """
+        found = self.found
+        parts = {"forward": found.forward_part, "backward": found.backward_part}
         return timed_finding(
             self.steady,
             summary=summary,
-            evidence=evidence,
+            evidence=(
+                fact(counted, found.n_operators, "count"),
+                *(fact(f"their part of {name}'s operators", part, "fraction") for name, part in parts.items() if part),
+                *more,
+            ),
             prescriptions=prescriptions,
             claims=self.claims,
             basis=basis,

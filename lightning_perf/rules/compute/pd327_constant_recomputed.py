@@ -1,7 +1,7 @@
 """PD327: each step computes the same tensors again."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,10 +14,7 @@ def check(repeated: Repeated) -> Finding:
             f"{repeated.where} computes the same in each step: results of {number_of(found.n_operators, 'operator')} "
             "depend neither on the batch nor on a parameter that is trained."
         ),
-        evidence=(
-            fact("operators with constant results", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-        ),
+        counted="operators with constant results",
         prescriptions=fix(
             "compute it once, in __init__ or in the first step, and keep it as a buffer",
             "minutes",

@@ -1,7 +1,7 @@
 """PD328: a step computes the same results twice."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -29,11 +29,7 @@ def check(repeated: Repeated) -> Finding:
             f"{repeated.where} computes{inside} what {before} computed already: "
             f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones.{through}"
         ),
-        evidence=(
-            fact("operators with known results", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-            fact("their part of backward's operators", found.backward_part, "fraction"),
-        ),
+        counted="operators with known results",
         prescriptions=_ONE_PASS if found.n_passes else _KEEP,
         basis="operators of one step, timed and compared by their inputs",
     )

@@ -28,11 +28,8 @@ def check(repeated: Repeated) -> Finding | None:
             f"{repeated.where} computes the same for an item in each epoch{condition}: "
             f"{percent(found.forward_part)} of forward depends on the batch, but on no parameter that is trained."
         ),
-        evidence=(
-            fact("operators that depend on no trained parameter", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-            fact("memory for their results of the whole dataset", all_bytes, "bytes"),
-        ),
+        counted="operators that depend on no trained parameter",
+        more=(fact("memory for their results of the whole dataset", all_bytes, "bytes"),),
         prescriptions=fix(
             "compute it once for each item and train on the kept results"
             + (f" ({size_text(all_bytes)})" if all_bytes is not None else ""),

@@ -15,11 +15,8 @@ def check(repeated: Repeated) -> Finding:
             f"{found.n_passes} backward passes of a step{where} go through the same layers "
             "and add to the same gradients; one pass from the sum of the losses gives the same."
         ),
-        evidence=(
-            fact("backward passes through the same layers", found.n_passes, "count"),
-            fact("operators that several passes go through", found.n_operators, "count"),
-            fact("part of backward's operators beyond one pass", found.backward_part, "fraction"),
-        ),
+        counted="operators that passes go through again",
+        more=(fact("backward passes through the same layers", found.n_passes, "count"),),
         prescriptions=fix(
             f"add the {number_of(found.n_passes, 'loss', 'losses')} and go back once",
             "minutes",

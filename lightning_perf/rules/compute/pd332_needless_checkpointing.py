@@ -26,8 +26,8 @@ def check(repeated: Repeated) -> Finding | None:
             f"{percent(found.backward_part)} of the backward pass computes activations again, because "
             f"checkpointing{where} did not keep them; {room}."
         ),
-        evidence=(
-            fact("part of backward's operators that computes again", found.backward_part, "fraction"),
+        counted="operators that compute again",
+        more=(
             fact("results that would be kept", found.kept_bytes, "bytes"),
             fact("memory in use with them", fraction, "fraction", NEAR_CAPACITY_FRACTION),
         ),

@@ -1,7 +1,7 @@
 """PD333: a step computes results that nothing uses."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,10 +14,7 @@ def check(repeated: Repeated) -> Finding:
             f"{repeated.where} computes what nothing uses: results of {number_of(found.n_operators, 'operator')} reach "
             "neither a loss nor a value that is read."
         ),
-        evidence=(
-            fact("operators with unused results", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-        ),
+        counted="operators with unused results",
         prescriptions=fix(
             "do not compute it in training",
             "minutes",

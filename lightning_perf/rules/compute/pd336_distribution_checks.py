@@ -1,7 +1,7 @@
 """PD336: distributions check their arguments in each step."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,10 +14,7 @@ def check(repeated: Repeated) -> Finding:
             f"{repeated.where} checks the arguments of distributions in each step, "
             f"with {number_of(found.n_operators, 'operator')}."
         ),
-        evidence=(
-            fact("operators that check arguments", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-        ),
+        counted="operators that check arguments",
         prescriptions=fix(
             "switch the checks off once the model trains",
             "one line",

@@ -1,7 +1,7 @@
 """PD339: a backward pass computes zeros, since it goes through a function whose derivative is zero."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -15,10 +15,7 @@ def check(repeated: Repeated) -> Finding:
             f"No gradient gets through {found.site or 'a function of the model'}, whose derivative is zero, as that of "
             f"sign() and round() is; backward goes on from there, and computes zeros for {n}."
         ),
-        evidence=(
-            fact("operators whose gradients are zeros", found.n_operators, "count"),
-            fact("their part of backward's operators", found.backward_part, "fraction"),
-        ),
+        counted="operators whose gradients are zeros",
         prescriptions=fix(
             "detach() what goes into that function",
             "one line",

@@ -1,7 +1,7 @@
 """PD342: a step computes a term whose weight is 0."""
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,11 +14,7 @@ def check(repeated: Repeated) -> Finding:
             f"{repeated.where} computes what is then multiplied by 0: {number_of(found.n_operators, 'operator')} and "
             "their backward pass change neither the loss nor a gradient."
         ),
-        evidence=(
-            fact("operators whose results are multiplied by 0", found.n_operators, "count"),
-            fact("their part of forward's operators", found.forward_part, "fraction"),
-            fact("their part of backward's operators", found.backward_part, "fraction"),
-        ),
+        counted="operators whose results are multiplied by 0",
         prescriptions=fix(
             "skip it while its weight is 0",
             "one line",
