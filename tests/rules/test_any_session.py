@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_perf.records import PHASES, SEVERITIES, Finding
+from lightning_perf.records import PHASES, SEVERITIES, Finding, StageTimes
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
 from lightning_perf.rules.findings import MAX_RECOVERABLE_SHARE
 from tests.fuzzing import FUZZ
@@ -101,8 +102,8 @@ OUTSIDE_THE_SPAN = ("PD311", "PD320")
 @given(SESSION)
 def test_outcomes_are_within_bounds_when_a_session_is_arbitrary(description):
     validation = description.pop("validation")
-    session = build_session(description)
-    session = diagnose(type(session)(**{**_fields(session), "validation": _stage(validation)}))
+    stage = None if validation is None else msgspec.convert(validation, StageTimes)
+    session = diagnose(msgspec.structs.replace(build_session(description), validation=stage))
     assert [(o.code, o.reason) for o in session.outcomes if o.status == "failed"] == []
     preflight(session)
     _check_order(session.findings)
@@ -129,15 +130,3 @@ def _check_order(findings: Sequence[Finding]) -> None:
         )
         is_more_severe = SEVERITIES.index(later.severity) < SEVERITIES.index(finding.severity)
         assert is_cause or not is_more_severe, f"{finding.code} ({finding.severity}) before {later.code}"
-
-
-def _fields(session: Any) -> dict[str, Any]:
-    return {name: getattr(session, name) for name in session.__struct_fields__}
-
-
-def _stage(document: dict[str, Any] | None) -> Any:
-    import msgspec
-
-    from lightning_perf.records import StageTimes
-
-    return None if document is None else msgspec.convert(document, StageTimes)
