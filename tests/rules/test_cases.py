@@ -245,6 +245,12 @@ def test_preflight_confidence_is_likely_when_only_settings_are_known(code, sick,
     assert preflight(build_session({**healthy, "steady": None})) == ()
 
 
+def test_preflight_does_not_say_that_no_parameter_was_unused() -> None:
+    settings = {"trainer": {"find_unused_parameters": True}}
+    (finding,) = preflight(build_session({"run": {"world_size": 2}, "settings": settings, "steady": None}))
+    assert finding.prescriptions[0].summary == 'set strategy="ddp" if every parameter gets a gradient in each step'
+
+
 def test_preflight_reports_no_workers_when_there_is_one_epoch():
     one_epoch = {"loader": {"persistent_workers": False}, "settings": {"trainer": {"max_epochs": 1}}}
     assert preflight(build_session(one_epoch)) == ()

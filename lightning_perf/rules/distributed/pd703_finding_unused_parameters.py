@@ -1,15 +1,15 @@
 """PD703: DDP searches for unused parameters in every step and finds none."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
-_RECOMMENDATION = trainer_fix(
-    'set strategy="ddp": no parameter was unused', treatment="ddp-find-unused-off", strategy="ddp"
-)
+
+def _fix(why: str) -> Prescription:
+    return trainer_fix(f'set strategy="ddp"{why}', treatment="ddp-find-unused-off", strategy="ddp")
 
 
 def preflight(session: Session) -> Finding | None:
@@ -19,7 +19,7 @@ def preflight(session: Session) -> Finding | None:
         severity="info",
         summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
         evidence=fact("find_unused_parameters", True),
-        prescriptions=_RECOMMENDATION,
+        prescriptions=_fix(" if every parameter gets a gradient in each step"),
     )
 
 
@@ -45,7 +45,7 @@ def check(session: Session) -> Finding | None:
             f"{n_steps} sampled steps on {len(sampled)} ranks every parameter got a gradient."
         ),
         evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_steps)),
-        prescriptions=_RECOMMENDATION,
+        prescriptions=_fix(": no parameter was unused"),
         claims={"backward": UNUSED_MAX_FRACTION * backward_s},
         basis="assumed: at most a fifth of backward",
         confidence="medium",
