@@ -78,7 +78,7 @@ def _finding(
         stage,
         summary=(
             f"Fetching a batch from a worker takes {duration(with_workers_s)}, making it without workers "
-            f"{duration(in_process_s)}. The samples are too cheap for worker processes."
+            f"{duration(in_process_s)}. Worker processes take more time than they save."
         ),
         evidence=(
             fact("time per batch with workers", with_workers_s, "s"),
