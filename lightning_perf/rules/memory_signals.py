@@ -103,7 +103,7 @@ def checkpointing_of(session: Session) -> Prescription:
     if "FSDP" in (session.settings.trainer.strategy or ""):
         treatment, what = "fsdp-checkpointing", "FSDP's activation checkpointing"
         code = "FSDPStrategy(activation_checkpointing_policy={Block})  # the class of your repeated blocks"
-    summary = f"use {what}: half of their memory or less, 20 to 30 % slower steps"
+    summary = f"use {what}: activations need half the memory or less, steps take 20 to 30 % longer"
     return fix(summary, "minutes", treatment=treatment, code=code)
 
 

@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
     )
     evidence = tuple(fact(f"graph break at {place_of(b)}", b.reason or "no reason given") for b in breaks[:5])
     advice = fix(
-        f"move {line if first.file else 'the code that breaks the graph'} out of the compiled function",
+        f"move the code {f'at {line}' if first.file else 'that breaks the graph'} out of the compiled function",
         "minutes",
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
     )

@@ -17,7 +17,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         "oneDNN is switched off",
         (fact("torch.backends.mkldnn.enabled", False),),
-        fix("leave oneDNN on", "one line", "numerics", code="torch.backends.mkldnn.enabled = True  # the default"),
+        fix("switch oneDNN on", "one line", "numerics", code="torch.backends.mkldnn.enabled = True  # the default"),
         "with oneDNN, these operators run",
         replayed_as="onednn",
         at_stake=sum(steady.phases[name].share for name in CODE_PHASES if name in steady.phases),

@@ -16,7 +16,7 @@ def check(repeated: Repeated) -> Finding:
         ),
         counted="operators whose results are multiplied by 0",
         prescriptions=fix(
-            "skip it while its weight is 0",
+            "skip the term while its weight is 0",
             "one line",
             "numerics",  # random numbers that it draws are no longer drawn
             code="if self.weight:\n    loss = loss + self.weight * self.penalty(x)",

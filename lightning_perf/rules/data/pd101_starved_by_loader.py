@@ -159,7 +159,7 @@ def _dali(session: Session, loader: LoaderSettings) -> Prescription:
         name, value = "prefetch_queue_depth", 2 * depth
         summary = f'(now {depth}), and decode on the GPU (device="mixed"): each core has a thread already'
     code = f"@pipeline_def(..., {name}={value})"
-    return fix(f"set {name}={value} {summary}, where the DALI pipeline is built", "minutes", code=code)
+    return fix(f"where the DALI pipeline is built, set {name}={value} {summary}", "minutes", code=code)
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:

@@ -45,7 +45,7 @@ def check(session: Session) -> Diagnosis | None:
             fact("padding recognized by", padding.basis),
         ),
         prescription,
-        "on sequences as much shorter, these operators run",
+        "on sequences shortened by as much, these operators run",
         replayed_as=f"sequence={1 - less:.2f}",
         at_stake=cpu_computing_share(session, *CODE_PHASES),
     )

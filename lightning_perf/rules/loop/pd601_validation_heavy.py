@@ -62,12 +62,12 @@ def _fewer_batches_fix(limit: float | int, is_first: bool) -> Prescription:
     The alternative is no Trainer flag of the session, because both together would validate far less than either.
     """
     why = (
-        "the run is too short to validate less often"
+        ": the run is too short to validate less often"
         if is_first
-        else "instead of validating less often: as many validations, on fewer batches"
+        else " instead of validating less often: as many validations, on fewer batches"
     )
     return fix(
-        f"set limit_val_batches={limit}: {why}",
+        f"set limit_val_batches={limit}{why}",
         "one line",
         "semantics",
         treatment="limit-val-batches",

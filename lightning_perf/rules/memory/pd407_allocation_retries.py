@@ -17,7 +17,7 @@ def check(session: Session) -> Finding | None:
         severity="medium",
         summary=(
             f"The allocator of {device.device} flushed its cache {called(n)} to allocate memory, "
-            f"{'and' if n == 1 else 'each time'} waiting for the device."
+            f"{'and waited' if n == 1 else 'each time waiting'} for the device."
         ),
         evidence=(
             fact("allocation retries", n, "count", 0),
