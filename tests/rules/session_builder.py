@@ -1,193 +1,38 @@
-"""Build a session from a compact description; unspecified parts are healthy.
+"""Build a session from a compact description; unspecified parts are those of ``healthy.yml``.
 
 Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; the rest is forward and backward),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
 ``timeline_ms`` (only backward varies unless ``is_uniform``; ``loop_ms`` sets the phase ``other``), ``validation``
 (``step_ms``, ``n_steps``, ``shares``), ``trace`` (a recorded window of three steps of 100 ms in which a GPU is busy for
-80 ms; merged into ``TRACE``, a value of None removes a part). Every other key is a field of Session and is merged into
-it.
+80 ms; a value of None removes a part), ``cpu_trace`` (one on a CPU). Every other key is a field of Session and is
+merged into it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lightning_perf.records import STEP_PHASES, Session, TraceRecord
 
-SHARES = {
-    "data_wait": 0.01,
-    "transfer": 0.01,
-    "optimizer": 0.05,
-    "callbacks": 0.01,
-    "logging": 0.01,
-    "validation": 0.06,
-    "checkpoint": 0.01,
-    "epoch_boundary": 0.01,
-    "other": 0.01,
-}
+from .case_files import load
+
+HEALTHY: dict[str, Any] = load(Path(__file__).with_name("healthy.yml"))
 FORWARD_PART = 0.4
-
-LOADER: dict[str, Any] = {
-    "stage": "train",
-    "index": 0,
-    "class_name": "torch.utils.data.DataLoader",
-    "is_plain": True,
-    "dataset_class": "Images",
-    "is_iterable": False,
-    "n_batches": 100,
-    "n_samples": 3200,
-    "batch_size": 32,
-    "num_workers": 2,
-    "pin_memory": False,
-    "persistent_workers": True,
-    "prefetch_factor": 2,
-    "is_in_memory_tensors": False,
-}
-
-HEALTHY: dict[str, Any] = {
-    "run": {
-        "id": "synthetic",
-        "stage": "fit",
-        "status": "finished",
-        "started_at": "2026-01-01T00:00:00Z",
-        "wall_s": 60.0,
-        "n_steps": 2000,
-        "n_epochs": 3,
-        "time_to_first_step_s": 1.5,
-        "startup": {"sanity_validation": 0.5, "loader_start": 0.2, "first_step": 0.1, "other": 0.2},
-    },
-    "machine": {"os": "Linux", "python": "3.11", "usable_cores": 8.0},
-    "settings": {
-        "trainer": {
-            "precision": "32-true",
-            "accelerator": "cpu",
-            "max_epochs": 3,
-            "log_every_n_steps": 50,
-            "val_check_interval": 1.0,
-            "check_val_every_n_epoch": 1,
-            "is_anomaly_detection_on": False,
-            "is_inference_mode": True,
-            "progress_bar": "TQDMProgressBar",
-            "progress_bar_refresh_rate": 1,
-            "loggers": ["CSVLogger"],
-        },
-        "model": {
-            "class_name": "Net",
-            "parameters": [{"dtype": "float32", "n_elements": 1000000, "n_bytes": 4000000}],
-            "matmul_parameter_fraction": 0.95,
-            "is_compiled": False,
-            "eval_outputs_have_graph": False,
-            "optimizers": [
-                {
-                    "class_name": "AdamW",
-                    "implementation": "foreach",
-                    "n_tensors": 100,
-                    "n_elements": 1000000,
-                    "supports_fused": True,
-                    "zero_grad_keeps_tensors": False,
-                    "steps_without_zero_grad": 0,
-                    "n_steps_watched": 20,
-                }
-            ],
-        },
-        "torch": {"float32_matmul_precision": "highest", "n_threads": 6},
-    },
-    "overhead": {"per_step_us": 25.0, "reporting_s": 0.1, "share": 0.002, "budget_us": 40.0},
-    "missing": {"steady.device": "the CPU has no device clock"},
-}
-
-
-STEP: dict[str, Any] = {
-    "name": "ProfilerStep#10",
-    "duration_s": 0.1,
-    "device_busy_s": 0.08,
-    "busy_fraction": 0.8,
-    "categories": {"kernel": 0.08, "cpu_op": 0.01, "other": 0.01},
-    "host_s": 0.1,
-    "host_busy_s": 0.08,
-    "n_kernels": 200,
-    "n_operators": 150,
-    "host_needed_s": 0.05,
-}
-
-TRACE: dict[str, Any] = {
-    "source": "live",
-    "rank": 0,
-    "world_size": 1,
-    "device_name": "NVIDIA H100 80GB HBM3",
-    "n_events": 9000,
-    "n_kernels": 600,
-    "steps": [STEP, STEP, STEP],
-    "span_s": 0.3,
-    "has_shapes": True,
-    "n_operators": 450,
-    "operator_mean_s": 30e-6,
-    "idle": {"host_wait_s": 0.03, "kernel_wait_s": 0.01, "other_s": 0.02, "host_wait_by_phase_s": {"forward": 0.03}},
-    "device": {
-        "kind": "cuda",
-        "span_s": 0.3,
-        "busy_s": 0.24,
-        "idle_s": 0.06,
-        "compute_s": 0.238,
-        "communication_s": 0.0,
-        "communication_exposed_s": 0.0,
-        "memcpy_s": 0.002,
-        "memcpy_exposed_s": 0.002,
-        "capability": "9.0",
-    },
-    "communication": None,
-    "copies": {"h2d_s": 0.002, "h2d_n": 6, "h2d_pageable_n": 0, "d2h_s": 0.0, "d2h_n": 0, "h2d_exposed_s": 0.002},
-    "syncs": {"n": 3, "item_n": 3, "wait_s": 0.03, "idle_after_s": 0.003},
-    "kernels": {
-        "median_s": 50e-6,
-        "tensor_core_fraction": 0.6,
-        "matrix_s": 0.17,
-        "matrix_tensor_core_fraction": 0.9,
-        "matrix_precisions": {"bf16": 0.16, "fp32": 0.01},
-        "n_per_step": 200.0,
-        "kinds": {
-            "matmul": {"total_s": 0.17, "n": 300, "share": 0.71},
-            "elementwise": {"total_s": 0.07, "n": 300, "share": 0.29},
-        },
-    },
-    "operators": [
-        {"name": "aten::addmm", "calls": 300, "host_total_s": 0.006, "host_self_s": 0.006, "device_total_s": 0.17}
-    ],
-    "allocator": {"n": 0, "total_s": 0.0, "exposed_s": 0.0},
-    "phases": [
-        {"name": "forward", "host_s": 0.1, "device_s": 0.1, "n_kernels": 300},
-        {"name": "backward", "host_s": 0.15, "device_s": 0.13, "n_kernels": 280},
-        {"name": "other", "host_s": 0.05, "device_s": 0.01, "n_kernels": 20},
-    ],
-}
-
-CPU_TRACE: dict[str, Any] = {
-    "device_name": None,
-    "n_kernels": 0,
-    "idle": None,
-    "device": None,
-    "copies": None,
-    "kernels": None,
-    "allocator": None,
-    "syncs": {"n": 0, "item_n": 0, "wait_s": 0.0, "idle_after_s": None},
-    "operators": [{"name": "aten::relu", "calls": 300, "host_total_s": 0.2, "host_self_s": 0.2, "device_total_s": 0.0}],
-}
-"""Merged into ``TRACE`` before the description if its key is ``cpu_trace``."""
 
 
 def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecord:
     """Return the trace of a description; ``n_steps: 0`` removes its steps."""
-    rest = copy.deepcopy(description)
-    document = _merged(copy.deepcopy(TRACE), CPU_TRACE) if is_cpu else copy.deepcopy(TRACE)
+    rest, document = copy.deepcopy(description), copy.deepcopy(HEALTHY["trace"])
     if is_cpu:
-        cpu = {**STEP, "device_busy_s": None, "busy_fraction": None, "categories": {"cpu_op": 0.08, "other": 0.02}}
-        document["steps"] = [cpu, cpu, cpu]
+        document = _merged(document, HEALTHY["cpu_trace"])
     if rest.pop("n_steps", None) == 0:
-        document |= {"steps": [], "whole": {**STEP, "name": "trace", "duration_s": 0.3, "device_busy_s": 0.24}}
+        step = HEALTHY["trace"]["steps"][0]
+        document |= {"steps": [], "whole": {**step, "name": "trace", "duration_s": 0.3, "device_busy_s": 0.24}}
     document = _merged(document, rest)
     document.setdefault("critical_path", _critical_path(document))
     return msgspec.convert(document, TraceRecord)
@@ -221,12 +66,11 @@ def _critical_path(trace: dict[str, Any]) -> dict[str, Any]:
 def build_session(description: dict[str, Any] | None = None) -> Session:
     """Return the session of a description."""
     rest = copy.deepcopy(description or {})
-    document = copy.deepcopy(HEALTHY)
+    document = copy.deepcopy(HEALTHY["session"])
     is_cpu = "cpu_trace" in rest
     trace = rest.pop("cpu_trace" if is_cpu else "trace", None)
-    steady = _stage(
-        rest.pop("step_ms", 20.0 if trace is None else 100.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES
-    )
+    step_ms = rest.pop("step_ms", 20.0 if trace is None else 100.0)
+    steady = _stage(step_ms, rest.pop("n_steps", 1000), rest.pop("shares", {}), HEALTHY["shares"])
     steady["timeline"] = _timeline(
         rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False), rest.pop("loop_ms", ())
     )
@@ -243,7 +87,7 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
         rest["windows"] = [{**window, "trace": msgspec.to_builtins(build_trace(trace, is_cpu))}]
     loader, val_loader = rest.pop("loader", {}), rest.pop("val_loader", {})
     document["settings"]["loaders"] = rest.pop(
-        "loaders", [{**LOADER, **loader}, {**LOADER, "stage": "val", **val_loader}]
+        "loaders", [{**HEALTHY["loader"], **loader}, {**HEALTHY["loader"], "stage": "val", **val_loader}]
     )
     ranks = rest.pop("rank_parts_ms", None)
     if ranks is not None:
