@@ -20,6 +20,8 @@ _CODE = {
     "check_val_every_n_epoch": "if epoch % {} == 0:\n    ...  # validate",
     "log_every_n_steps": "if step % {} == 0:\n    fabric.log_dict(metrics)",
     "accumulate_grad_batches": "if step % {} == 0:\n    optimizer.step()\n    optimizer.zero_grad()",
+    "gradient_clip_val": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})  # with Fabric: fabric.clip_gradients",
+    "limit_train_batches": "for batch in itertools.islice(loader, {}):\n    ...",
 }
 _SUMMARY = {"check_val_every_n_epoch": "validate every {} epochs", "log_every_n_steps": "log every {} steps"}
 
