@@ -7,7 +7,9 @@ from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Ou
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 from .findings import fact, fix, trainer_fix
+from .matrix_units import matrix_units, may_multiply_in_bf16
 from .rule import Skip, required
+from .signals import is_cpu_run
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
@@ -82,9 +84,6 @@ def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
     )
 
 
-BF16 = trainer_fix(
-    'set precision="bf16-mixed": activations need half the memory', "numerics", "precision-bf16", precision="bf16-mixed"
-)
 EXPANDABLE_SEGMENTS = fix(
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",
     "one line",
@@ -107,9 +106,15 @@ def checkpointing_of(session: Session) -> Prescription:
     return fix(summary, "minutes", treatment=treatment, code=code)
 
 
-def bf16_of(session: Session) -> tuple[Prescription, ...]:
-    """Return the recommendation of half-precision activations; empty if the run already uses them."""
-    return () if "16" in str(session.settings.trainer.precision) else (BF16,)
+def half_precision_of(session: Session, effect: str = "activations need half the memory") -> Prescription | None:
+    """Recommend 16-bit precision, in fp16 if only that is fast; None if the run uses it, or the CPU emulates it."""
+    if "16" in str(session.settings.trainer.precision) or (is_cpu_run(session) and not may_multiply_in_bf16(session)):
+        return None
+    units = matrix_units(session, None)
+    treatment, flag = "precision-bf16", "bf16-mixed"
+    if units.bf16 is False and units.fp16:
+        treatment, flag = ("precision-fp16", "16-mixed")
+    return trainer_fix(f'set precision="{flag}": {effect}', "numerics", treatment, precision=flag)
 
 
 def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:

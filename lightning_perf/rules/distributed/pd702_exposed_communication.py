@@ -1,10 +1,8 @@
 """PD702: exposed communication: collectives not hidden behind compute."""
 
-import msgspec
-
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, trainer_fix
-from lightning_perf.rules.memory_signals import bf16_of
+from lightning_perf.rules.memory_signals import half_precision_of
 from lightning_perf.rules.rank_signals import exposed_s_of, waited_s
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
@@ -53,13 +51,6 @@ def _for_replicas(session: Session) -> tuple[Prescription | None, ...]:
     return None if trainer.static_graph else _STATIC_GRAPH, _COMPRESSED, less_often
 
 
-def _in_bf16(session: Session) -> tuple[Prescription, ...]:
-    return tuple(
-        msgspec.structs.replace(one, summary='set precision="bf16-mixed": ranks then exchange half the bytes')
-        for one in bf16_of(session)
-    )
-
-
 @rule("PD702", "exposed-communication")
 def check(session: Session) -> Finding | None:
     reading = complete_reading_of(session)
@@ -86,7 +77,11 @@ def check(session: Session) -> Finding | None:
             optional_fact("waiting for slower ranks", waiting_s or None, "s"),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
-        prescriptions=(*_SHARDED, *_in_bf16(session)) if communication.shards else _for_replicas(session),
+        prescriptions=(
+            (*_SHARDED, half_precision_of(session, "ranks then exchange half the bytes"))
+            if communication.shards
+            else _for_replicas(session)
+        ),
         low_s=max(0.0, least_s - waiting_s),
         high_s=most_s,
         basis=_BASIS_COMPARED if is_compared else _BASIS,

@@ -3,10 +3,10 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import (
-    bf16_of,
     capacity_fraction,
     checkpointing_of,
     device_memory_of,
+    half_precision_of,
     smaller_batch,
 )
 from lightning_perf.rules.rule import rule
@@ -30,5 +30,5 @@ def check(session: Session) -> Finding | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),
             fact("peak allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
-        prescriptions=(checkpointing_of(session), *bf16_of(session), smaller_batch(session)),
+        prescriptions=(checkpointing_of(session), half_precision_of(session), smaller_batch(session)),
     )

@@ -2,7 +2,13 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, make_finding
-from lightning_perf.rules.memory_signals import bf16_of, breakdown_of, checkpointing_of, fraction_in_use, is_tight
+from lightning_perf.rules.memory_signals import (
+    breakdown_of,
+    checkpointing_of,
+    fraction_in_use,
+    half_precision_of,
+    is_tight,
+)
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text
@@ -25,5 +31,5 @@ def check(session: Session) -> Finding | None:
             fact("activations ÷ memory in use", fraction, "fraction", DOMINANT_PART),
             fact("activations", n_bytes, "bytes"),
         ),
-        prescriptions=(checkpointing_of(session), *bf16_of(session)),
+        prescriptions=(checkpointing_of(session), half_precision_of(session)),
     )

@@ -10,9 +10,9 @@ from lightning_perf.rules.findings import PrescriptionLike, fact, fix, make_find
 from lightning_perf.rules.memory_signals import (
     EXPANDABLE_SEGMENTS,
     batch_parts,
-    bf16_of,
     checkpointing_of,
     fewer_batches_ahead,
+    half_precision_of,
     less_evaluated_at_once,
     memory_in_use,
     smaller_batch,
@@ -77,7 +77,8 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
     states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0
     much = DOMINANT_PART * memory_in_use(breakdown) if breakdown is not None else math.inf
     if activations > much:
-        yield from ((one, activations // 2) for one in (checkpointing_of(session), *bf16_of(session)))
+        less = (checkpointing_of(session), half_precision_of(session))
+        yield from ((one, activations // 2) for one in less if one is not None)
     elif states > much:
         for one in smaller_optimizer(session):
             n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 instead of 32 bits per state
