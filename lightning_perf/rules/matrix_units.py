@@ -1,11 +1,12 @@
-"""The dtypes in which a device multiplies matrices faster than in fp32."""
+"""The dtypes in which a device multiplies matrices faster than in fp32, and how to use them."""
 
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lightning_perf.records import Session, TraceRecord
+from lightning_perf.records import Prescription, Session, TraceRecord
 
+from .findings import fix, trainer_fix
 from .thresholds import AMPERE_CAPABILITY, TENSOR_CORE_CAPABILITY, TURING_CAPABILITY
 
 _AMD_WITH_MATRIX_UNITS = re.compile(r"\bMI\d{2,3}")
@@ -56,6 +57,20 @@ def may_multiply_in_bf16(session: Session) -> bool:
     """
     features = session.machine.cpu_features
     return not features or bool({"avx512_bf16", "amx_bf16"} & set(features))
+
+
+def precision_fix(session: Session, treatment: str, flag: str, effect: str = "") -> Prescription:
+    """Recommend mixed precision; without arguments to apply if the flag alone would end the training."""
+    set_flag, because = f'set precision="{flag}"', f": {effect}" if effect else ""
+    if not session.settings.clips_fused:
+        return trainer_fix(set_flag + because, "numerics", treatment, precision=flag)
+    return fix(
+        f"{set_flag} and, in the optimizer, fused=False{because}; Lightning clips no gradients of fused optimizers "
+        "with mixed precision",
+        "minutes",
+        "numerics",
+        code=f'torch.optim.AdamW(self.parameters(), ..., fused=False)  # whichever you have; then precision="{flag}"',
+    )
 
 
 def _capability(text: str | None) -> float | None:

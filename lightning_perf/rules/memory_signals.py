@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, OutOfMemory, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
-from .findings import fact, fix, trainer_fix
-from .matrix_units import matrix_units, may_multiply_in_bf16
+from .findings import fact, fix
+from .matrix_units import matrix_units, may_multiply_in_bf16, precision_fix
 from .rule import Skip, required
 from .signals import is_cpu_run
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
@@ -114,7 +114,7 @@ def half_precision_of(session: Session, effect: str = "activations need half the
     treatment, flag = "precision-bf16", "bf16-mixed"
     if units.bf16 is False and units.fp16:
         treatment, flag = ("precision-fp16", "16-mixed")
-    return trainer_fix(f'set precision="{flag}": {effect}', "numerics", treatment, precision=flag)
+    return precision_fix(session, treatment, flag, effect)
 
 
 def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:

@@ -1,9 +1,9 @@
 """PD301: matrix multiplications in full precision where lower precision was measured to be faster."""
 
-from lightning_perf.records import Prescription, Session
-from lightning_perf.rules.findings import fact, fix, trainer_fix
+from lightning_perf.records import Session
+from lightning_perf.rules.findings import fact
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share
-from lightning_perf.rules.matrix_units import matrix_units, may_multiply_in_bf16
+from lightning_perf.rules.matrix_units import matrix_units, may_multiply_in_bf16, precision_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, steady_of
@@ -41,7 +41,7 @@ def check(session: Session) -> Diagnosis | None:
     setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
     effect = f"{treatment.removeprefix('precision-')} runs these operators"
-    prescription = _prescription(session, treatment, flag)
+    prescription = precision_fix(session, treatment, flag)
     return Diagnosis(symptom, (evidence, *setting), prescription, effect, replayed_as=treatment, at_stake=time_share)
 
 
@@ -92,16 +92,3 @@ def _precision(session: Session) -> tuple[str, str] | None:
         raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
     return (treatment, flag) if bf16 or fp16 else None
-
-
-def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
-    """Return the recommendation; without arguments to apply if the flag alone would end the training."""
-    if not session.settings.clips_fused:
-        return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
-    return fix(
-        f'set precision="{flag}" and, in the optimizer, fused=False: with mixed precision, Lightning does not clip '
-        "gradients of fused optimizers",
-        "minutes",
-        "numerics",
-        code=f'torch.optim.AdamW(self.parameters(), ..., fused=False)  # whichever you have; then precision="{flag}"',
-    )
