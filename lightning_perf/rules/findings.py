@@ -24,6 +24,7 @@ from lightning_perf.stats.steady import AGREEMENT
 
 from .signals import mean_phase_s, phase_s
 from .thresholds import (
+    DEFAULT_PREFETCH,
     HIGH_SHARE,
     LOW_SHARE,
     MAX_RECOVERABLE_SHARE,
@@ -93,8 +94,10 @@ def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str =
 
 
 def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
-    """Recommend no workers; ``persistent_workers`` is then reset, because ``DataLoader`` requires workers for it."""
-    return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
+    """Recommend no workers, and reset the arguments for which ``DataLoader`` requires workers."""
+    is_default = loader.prefetch_factor in (None, DEFAULT_PREFETCH)
+    code = "num_workers=0" if is_default else "num_workers=0, prefetch_factor=None"
+    return loader_fix(loader, summary, "loader-workers", code, num_workers=0, persistent_workers=False)
 
 
 def compile_prescription(session: Session, what: str, has_graphs: bool = True) -> Prescription:

@@ -142,7 +142,7 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
         return None
     most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or DEFAULT_PREFETCH))
     n, ahead = most.num_workers or 1, most.prefetch_factor or DEFAULT_PREFETCH
-    arguments = "num_workers=1, prefetch_factor=1" if ahead > 1 else "num_workers=0"
+    arguments = "num_workers=1, prefetch_factor=1" if ahead > 1 else "num_workers=0, prefetch_factor=None"
     if n > 1:
         arguments = f"num_workers={n // 2}, prefetch_factor={min(ahead, DEFAULT_PREFETCH)}"
     summary = f"set {arguments} (now {n} and {ahead}) on the {most.stage} loader: fewer batches are held in memory"
