@@ -1,6 +1,6 @@
 """PD320: fp16 training skips optimizer steps because gradients overflow."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, make_finding, severity_of_gain, trainer_fix
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.rule import Skip, required, rule
@@ -35,7 +35,7 @@ def check(session: Session) -> Finding | None:
             fact("optimizer steps skipped", skipped, "fraction", LOW_SHARE, scaler.n_steps),
             fact("loss scale", scaler.scale, threshold=SCALER_MIN_SCALE),
         ),
-        prescriptions=(None if has_bf16 is False else _BF16, _CLIP),
+        prescriptions=(None if has_bf16 is False else _BF16, _fewer_overflows(session)),
         gain=gain,
     )
 
@@ -43,10 +43,18 @@ def check(session: Session) -> Finding | None:
 _BF16 = trainer_fix(
     'set precision="bf16-mixed", which needs no loss scaler', "numerics", "precision-bf16", precision="bf16-mixed"
 )
-_CLIP = fix(
-    "clip gradients, and run operators that overflow in fp32",
-    "minutes",
-    "semantics",
-    trainer_flags={"gradient_clip_val": 1.0},
-    code="Trainer(..., gradient_clip_val=1.0)",
-)
+
+
+def _fewer_overflows(session: Session) -> Prescription:
+    """Recommend to clip gradients, unless they are, or Lightning refuses it because the optimizer is fused."""
+    trainer, model = session.settings.trainer, session.settings.model
+    is_fused = model is not None and any(one.implementation == "fused" for one in model.optimizers)
+    if trainer.gradient_clip_val or is_fused:
+        return fix("run operators that overflow in fp32, or lower the learning rate", "minutes", "semantics")
+    return fix(
+        "clip gradients, and run operators that overflow in fp32",
+        "minutes",
+        "semantics",
+        trainer_flags={"gradient_clip_val": 1.0},
+        code="Trainer(..., gradient_clip_val=1.0)",
+    )
