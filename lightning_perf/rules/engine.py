@@ -35,7 +35,7 @@ from .ranking import causes_first, sort_key_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import lacks_device_events
 from .verdict import trace_verdict_of, verdict_of
-from .without_trainer import without_trainer
+from .without_trainer import with_manual_optimization, without_trainer
 
 EVERYTHING = "PD"
 
@@ -183,7 +183,7 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
 
 
 def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
-    """Return the finding with code, name and category of its rule; without a Trainer, without Trainer flags.
+    """Return the finding with code, name and category of its rule, and without flags that the training cannot set.
 
     Outside of ``fit``, no time is called training time.
     """
@@ -191,7 +191,10 @@ def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding |
         return None
     summary = finding.summary if session.run.stage == "fit" else finding.summary.replace("training time", "the time")
     labeled = msgspec.structs.replace(finding, code=rule.code, name=rule.name, category=rule.category, summary=summary)
-    return labeled if session.run.has_trainer else without_trainer(labeled)
+    if not session.run.has_trainer:
+        return without_trainer(labeled)
+    is_manual = session.settings.trainer.is_automatic_optimization is False
+    return with_manual_optimization(labeled) if is_manual else labeled
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:

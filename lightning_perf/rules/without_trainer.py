@@ -1,6 +1,7 @@
-"""Recommendations for loops without a Trainer, in place of its flags."""
+"""Recommendations in place of Trainer flags, for loops without a Trainer and for manual optimization."""
 
 import re
+from collections.abc import Container
 
 import msgspec
 
@@ -23,20 +24,40 @@ _CODE = {
     "gradient_clip_val": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})  # with Fabric: fabric.clip_gradients",
     "limit_train_batches": "for batch in itertools.islice(loader, {}):\n    ...",
 }
-_SUMMARY = {"check_val_every_n_epoch": "validate every {} epochs", "log_every_n_steps": "log every {} steps"}
+_SUMMARY = {
+    "check_val_every_n_epoch": "validate every {} epochs",
+    "log_every_n_steps": "log every {} steps",
+    "accumulate_grad_batches": "step the optimizer every {} batches",
+}
+_AUTOMATIC = ("accumulate_grad_batches", "gradient_clip_val")
+"""Flags that Lightning refuses for a module with manual optimization."""
 
 
 def without_trainer(finding: Finding) -> Finding:
     """Return the finding with code for a plain loop instead of Trainer flags, and without treatments to try."""
-    changed = tuple(_changed(prescription) for prescription in finding.prescriptions)
+    changed = tuple(_changed(prescription, _CODE) for prescription in finding.prescriptions)
     summary = finding.summary.replace(how_to_measure(finding.prescriptions), how_to_measure(changed))
     return msgspec.structs.replace(finding, summary=summary, prescriptions=changed)
 
 
-def _changed(fix: Prescription) -> Prescription:
+def with_manual_optimization(finding: Finding) -> Finding:
+    """Return the finding with code of the module's own instead of flags that Lightning refuses for it."""
+    changed = (
+        _changed(one, _AUTOMATIC) if any(name in one.code for name in _AUTOMATIC) else one
+        for one in finding.prescriptions
+    )
+    return msgspec.structs.replace(finding, prescriptions=tuple(changed))
+
+
+def _changed(fix: Prescription, names: Container[str]) -> Prescription:
+    """Return the recommendation with code instead of these flags; without them, no argument of a loader is applied."""
     summary = fix.summary
     for name, value in _FLAG.findall(fix.code):
-        if name in _SUMMARY:
-            summary = summary.replace(f"set {name}={value}", _SUMMARY[name].format(value))
-    code = _FLAG.sub(lambda flag: _CODE[flag[1]].format(flag[2]) if flag[1] in _CODE else flag[0], fix.code)
-    return msgspec.structs.replace(fix, treatment="", trainer_flags={}, code=code, summary=summary)
+        if name in names and name in _SUMMARY:
+            said = _SUMMARY[name].format(value)
+            summary = summary.replace(f"set {name}={value}", said).replace(f"{name}={value}", said)
+    code = _FLAG.sub(lambda flag: _CODE[flag[1]].format(flag[2]) if flag[1] in names else flag[0], fix.code)
+    loader_args = {} if fix.trainer_flags else fix.loader_args
+    return msgspec.structs.replace(
+        fix, treatment="", trainer_flags={}, loader_args=loader_args, code=code, summary=summary
+    )

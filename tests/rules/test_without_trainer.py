@@ -79,3 +79,27 @@ def test_code_is_that_of_a_loop_when_there_is_no_trainer(code: str, case: str, e
     finding = finding_of(code, {**session, "run": {**session.get("run", {}), "has_trainer": False}})
     assert [fix for fix in finding.prescriptions if expected in fix.code]
     assert not [fix for fix in finding.prescriptions if "rainer" in fix.code or "log_every_n" in fix.summary]
+
+
+@pytest.mark.parametrize(
+    ("code", "case", "expected"),
+    [
+        (
+            "PD320",
+            "recommends clipping first when bf16 is slow",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        ),
+        ("PD401", "states the batch that fits", "if step % 2 == 0:\n    optimizer.step()"),
+        ("PD702", "fires when communication is exposed", "if step % 4 == 0:\n    optimizer.step()"),
+    ],
+)
+def test_code_is_that_of_the_module_when_lightning_refuses_the_flag(code: str, case: str, expected: str) -> None:
+    (session,) = (one["session"] for one in load_cases(CASES / f"{code}.yml") if one["name"] == case)
+    settings = session.get("settings", {})
+    trainer = {**settings.get("trainer", {}), "is_automatic_optimization": False}
+    finding = finding_of(code, {**session, "settings": {**settings, "trainer": trainer}})
+    assert [fix for fix in finding.prescriptions if expected in fix.code]
+    for fix in finding.prescriptions:
+        assert not {"accumulate_grad_batches", "gradient_clip_val"} & set(fix.trainer_flags)
+        assert not fix.loader_args  # half the batch without accumulation would be another training
+        assert "accumulate_grad_batches" not in fix.summary
