@@ -118,9 +118,9 @@ def half_precision_of(session: Session, effect: str = "activations need half the
 
 
 def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
-    """Recommend sharded optimizer states for several ranks that do not shard yet, and smaller states."""
+    """Recommend sharded optimizer states for several ranks with devices that do not shard yet, and smaller states."""
     strategy = (session.settings.trainer.strategy or "").lower()
-    is_alone = session.run.world_size == 1 or any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
+    is_sharded = any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
     smaller = fix(
         "use an 8-bit optimizer", "minutes", "numerics", code="bitsandbytes.optim.AdamW8bit(self.parameters())"
     )
@@ -132,7 +132,8 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
         trainer_flags={"strategy": "fsdp"} if is_tight(session) else {},
         code='Trainer(..., strategy="fsdp")',
     )
-    return (smaller,) if is_alone else (sharded, smaller)
+    can_shard = session.run.world_size > 1 and not is_sharded and not is_cpu_run(session)  # FSDP needs devices
+    return (sharded, smaller) if can_shard else (smaller,)
 
 
 def fewer_batches_ahead(session: Session) -> Prescription | None:
