@@ -14,14 +14,12 @@ from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
 from lightning_perf.rules.wording import number_of, size_text
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
-RECOMMENDATIONS = (
-    fix("limit what workers keep, or store it in numpy arrays or memory-mapped files that they share", "hours"),
-    fix(
-        "set persistent_workers=False: workers then free their memory in every epoch",
-        "one line",
-        loader_args={"persistent_workers": False},
-        code="DataLoader(..., persistent_workers=False)",
-    ),
+_KEEP_LESS = fix("limit what workers keep, or store it in numpy arrays or memory-mapped files that they share", "hours")
+_RESTART = fix(
+    "set persistent_workers=False: workers then free their memory in every epoch",
+    "one line",
+    loader_args={"persistent_workers": False},
+    code="DataLoader(..., persistent_workers=False)",
 )
 
 
@@ -41,6 +39,7 @@ def check(session: Session) -> Finding | None:
     together = f", all {n_workers} together by {size_text(n_workers * growth.bytes_per_step)}" if n_workers > 1 else ""
     return _finding(
         session,
+        loader,
         n_workers * growth.bytes_per_step,
         f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step{together}.",
         f"{candidates[0]} may be growing." if candidates else f"Check what {dataset} keeps.",
@@ -60,6 +59,7 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
     what = f", e.g. in {function_place(function)}" if function is not None else ""
     return _finding(
         session,
+        loader,
         per_step,
         f"Memory grows by {size_text(probe.rss_growth_bytes)} per sample: {size_text(per_step)} per step, spread over "
         f"{loader.num_workers} workers.",
@@ -73,6 +73,7 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
 
 def _finding(
     session: Session,
+    loader: LoaderSettings | None,
     bytes_per_step: float,
     growth: str,
     advice: str,
@@ -91,7 +92,7 @@ def _finding(
             fact(f"{what} is used up after", seconds, "s", MEMORY_MIN_LASTING_S) if seconds < math.inf else None,
             *containers,
         ),
-        prescriptions=RECOMMENDATIONS,
+        prescriptions=(_KEEP_LESS, _RESTART if loader is None or loader.persistent_workers is not False else None),
         confidence="high" if containers else "medium",
     )
 
