@@ -4,6 +4,7 @@ from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix, timed_finding
 from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
+from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
 from lightning_perf.rules.step_signals import bound_of, from_trace_or_steps, model_profile_of
@@ -82,6 +83,6 @@ def _from_trace(session: Session) -> Finding | None:
     )
 
 
-def _prescriptions(session: Session) -> tuple[Prescription, ...]:
+def _prescriptions(session: Session) -> tuple[Prescription | None, ...]:
     larger = fix("use a larger batch: more work per kernel", "minutes", "semantics", treatment="batch-size")
-    return (compile_prescription(session, " with CUDA graphs"), *(() if session.memory.oom is not None else (larger,)))
+    return compile_prescription(session, " with CUDA graphs"), None if is_tight(session) else larger

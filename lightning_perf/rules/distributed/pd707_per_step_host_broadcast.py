@@ -2,6 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding
+from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import check_has_ranks
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
@@ -34,7 +35,10 @@ def check(session: Session) -> Finding | None:
             fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_PER_STEP, n_steps),
             fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
-        prescriptions=(_NO_MAX_TIME if reads_time and syncs.item_n >= 2 * n_steps else None, _LONGER_STEPS),
+        prescriptions=(
+            _NO_MAX_TIME if reads_time and syncs.item_n >= 2 * n_steps else None,
+            None if is_tight(session) else _LONGER_STEPS,
+        ),
     )
 
 
