@@ -184,18 +184,28 @@ def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescript
     )
 
 
-def less_evaluated_at_once(session: Session, oom: OutOfMemory) -> Iterator[Prescription]:
+def smaller_batches(session: Session) -> Iterator[Prescription]:
+    """Recommend smaller batches in the stage that ran."""
+    if session.run.stage == "fit":
+        yield smaller_batch(session)
+    else:
+        yield from less_evaluated_at_once(session)
+
+
+def less_evaluated_at_once(session: Session, oom: OutOfMemory | None = None) -> Iterator[Prescription]:
     """Recommend smaller batches of validation, testing or prediction, and predictions that are not kept."""
     stage = {"fit": "val", "validate": "val"}.get(session.run.stage, session.run.stage)
-    if stage == "predict" and oom.step > 0:
+    own = next((one.batch_size for one in session.settings.loaders if one.stage == stage), None)
+    n_samples = own if oom is None else oom.n_samples
+    if stage == "predict" and (oom is None or oom.step > 0):
         summary = (
             "save the predictions of each batch in a BasePredictionWriter: Trainer.predict keeps them all in memory"
         )
         yield fix(summary, "minutes", code="trainer.predict(model, return_predictions=False)")
-    if oom.n_samples == 1:
+    if n_samples == 1:
         yield fix(SMALLER_SAMPLES, "hours", "semantics")
         return
-    change = f"set batch_size={oom.n_samples // 2} (now {oom.n_samples})" if oom.n_samples else "halve batch_size"
+    change = f"set batch_size={n_samples // 2} (now {n_samples})" if n_samples else "halve batch_size"
     yield fix(f"{change} on the {stage} loader", "one line", "numerics")
 
 

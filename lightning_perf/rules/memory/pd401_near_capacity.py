@@ -7,7 +7,7 @@ from lightning_perf.rules.memory_signals import (
     checkpointing_of,
     device_memory_of,
     half_precision_of,
-    smaller_batch,
+    smaller_batches,
 )
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import FULL_FRACTION, NEAR_CAPACITY_FRACTION
@@ -30,5 +30,9 @@ def check(session: Session) -> Finding | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),
             fact("peak allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
-        prescriptions=(checkpointing_of(session), half_precision_of(session), smaller_batch(session)),
+        prescriptions=(
+            checkpointing_of(session) if session.run.stage == "fit" else None,
+            half_precision_of(session),
+            *smaller_batches(session),
+        ),
     )

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, make_finding
-from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batches
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import called
 
@@ -23,5 +23,5 @@ def check(session: Session) -> Finding | None:
             fact("allocation retries", n, "count", 0),
             fact("peak reserved memory", device.peak_reserved_bytes, "bytes"),
         ),
-        prescriptions=(smaller_batch(session), EXPANDABLE_SEGMENTS),
+        prescriptions=(*smaller_batches(session), EXPANDABLE_SEGMENTS),
     )
