@@ -83,12 +83,12 @@ def _restarting_loader(session: Session) -> LoaderSettings | None:
 
 def _prescription(loader: LoaderSettings) -> Prescription:
     code = f"num_workers={loader.num_workers}, persistent_workers=True"
-    summary = "set persistent_workers=True on the training loader"
+    summary = "set persistent_workers=True on the train loader"
     return loader_fix(loader, summary, "loader-persistent", code, persistent_workers=True)
 
 
 _VALIDATION = fix(
-    "set persistent_workers=True on the validation loader",
+    "set persistent_workers=True on the val loader",
     "one line",
     code="DataLoader(..., persistent_workers=True)  # in val_dataloader",
 )

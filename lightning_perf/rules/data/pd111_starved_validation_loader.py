@@ -30,9 +30,7 @@ def check(session: Session) -> Finding | None:
     scale = validation.n_steps / validation.span_s * validation_s
     if can_recommend:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
-        advice = fix(
-            f"set num_workers={plan.n_workers} (now {plan.n_now}) on the validation loader", "one line", code=code
-        )
+        advice = fix(f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader", "one line", code=code)
     else:
         advice = fix("make validation samples cheaper or cache them", "hours")
     return timed_finding(
