@@ -31,8 +31,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         code: Code such as ``"PD101"``; never reused.
         name: Name such as ``"starved-by-loader"``.
         category: Name of the folder of its module.
-        check: Returns the finding of a session, or None. May raise Skip.
-        module: Module that declares the rule; its documentation is the Markdown file of the same name.
+        check: Returns the finding of a session, or None. May raise Skip. The documentation of the rule is the Markdown
+            file with the name of its module.
         preflight: Returns the finding from settings alone, before the first step; None for a rule that needs
             measurements.
         hypothesis: Returns the treatment to replay before ``check`` can expect a speedup, or None if the symptom is
@@ -53,7 +53,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     category: str
     check: Check
-    module: str = ""
     preflight: Check | None = None
     hypothesis: Callable[[Session], Hypothesis | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
@@ -66,7 +65,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def docs(self) -> str:
         """The documentation as Markdown, with the same six sections for every rule."""
-        package, _, name = self.module.rpartition(".")
+        package, _, name = self.check.__module__.rpartition(".")
         return (pkgutil.get_data(package, f"{name}.md") or b"").decode()
 
 
@@ -77,7 +76,6 @@ def rule(code: str, name: str, **options: Any) -> Callable[[Check], Rule]:
     """
 
     def declare(check: Check) -> Rule:
-        module = check.__module__
-        return Rule(code=code, name=name, category=module.split(".")[-2], check=check, module=module, **options)
+        return Rule(code=code, name=name, category=check.__module__.split(".")[-2], check=check, **options)
 
     return declare
