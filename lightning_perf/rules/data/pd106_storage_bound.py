@@ -53,7 +53,7 @@ def check(session: Session) -> Finding | None:
         return _probed(session, probed_loader_of(session), 1.0 - probe.getitem_cpu_fraction)
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads
-    n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
+    n_workers = max(each.num_workers or 0 for each in loaders_of(session))
     host = host_telemetry_of(session)
     wait = loading_wait(host, n_workers)
     blocked = wait.blocked

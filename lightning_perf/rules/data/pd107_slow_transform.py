@@ -1,7 +1,6 @@
 """PD107: one function takes most of the time to make a sample."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lightning_perf.records import Finding, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
@@ -113,9 +112,8 @@ def _texts(session: Session, line: HotLine | None) -> tuple[str, ...]:
     """Return the costliest line, after the call that takes most of it where loading happens in the training process."""
     if line is None:
         return ()
-    lines = [time.line for time in lines_of(session, "data_wait")]
-    is_same = [one.line == line.line and Path(one.file).name == Path(line.file).name for one in lines]
-    return *(one.call for one, same in zip(lines, is_same, strict=True) if same), line.text
+    lines, at = (time.line for time in lines_of(session, "data_wait")), site_of(line.file, line.line)
+    return *(one.call for one in lines if site_of(one.file, one.line) == at), line.text
 
 
 def _prescription(what: str, is_python: bool, texts: Sequence[str]) -> Prescription:
