@@ -13,21 +13,20 @@ from .wording import is_negligible, number_of, percent, speedup
 
 QUALITY = "quality"
 
-_WITHOUT_STEPS = ("PD408", "PD609")
-"""Findings that are certain however few steps were measured: memory ran out, or the run hung."""
-
 
 def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
     """Return the verdict on a diagnosed session; findings are sorted, best first.
 
     Returns:
-        The first finding above ``info`` that is not about the measurement itself; ``healthy`` if there is none;
-        ``unknown`` if too little was measured, unless the run hung or memory ran out, or too few rules ran.
+        That memory ran out, if it did; else the first finding above ``info`` that is not about the measurement itself;
+        ``healthy`` if there is none; ``unknown`` if too little was measured, unless the run hung, or too few rules ran.
     """
+    if ended := _first_of([one for one in findings if one.code == "PD408"]):
+        return ended
     n_steps = session.steady.n_steps if session.steady else 0
     if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted if only the loader was probed
-        if ended := _first_of([one for one in findings if one.code in _WITHOUT_STEPS]):
-            return ended
+        if hanging := _first_of([one for one in findings if one.code == "PD609"]):
+            return hanging
         few = f"{steps_text(session, n_steps)} in the steady state, at least {MIN_STEPS} are needed"
         reason = session.missing.get("steady", few)
         return Verdict(category="unknown", code=None, text=f"unknown: too little was measured ({reason})")

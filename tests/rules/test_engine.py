@@ -523,9 +523,12 @@ def test_finding_is_measured_when_a_part_of_its_gain_is_certain(severity, gain, 
 HANG = {"n_steps": 1, "phase": "forward", "quiet_s": 400, "limit_s": 300}
 
 
+OOM = {"memory": {"oom": {"where": "device", "error": "", "step": 0}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"hangs": [HANG]}, "PD609"), ({"memory": {"oom": {"where": "device", "error": "", "step": 0}}}, "PD408")],
+    [({"steady": None, "hangs": [HANG]}, "PD609"), ({"steady": None, **OOM}, "PD408"), ({**STARVED, **OOM}, "PD408")],
 )
-def test_verdict_is_what_ended_the_run_when_it_ended_before_enough_steps(changes: dict[str, Any], code: str) -> None:
-    assert diagnose(build_session({"steady": None, **changes})).verdict.code == code
+def test_verdict_is_what_ended_the_run(changes: dict[str, Any], code: str) -> None:
+    assert diagnose(build_session(changes)).verdict.code == code
