@@ -90,8 +90,8 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            possible = within_limits(finding, session)
-            found = with_line(weakened(possible, weakens), session)
+            possible = within_limits(finding, session, rule.is_host_time)
+            found = with_line(weakened(possible, weakens), session, rule.line_of)
             findings.append(_with_ranks(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: sort_key_of(finding, session)), all_rules())
     return msgspec.structs.replace(

@@ -11,11 +11,8 @@ from .thresholds import WAITING_PART
 from .trace_reading import device_reading_of, shows_device
 from .wording import percent
 
-_ABOUT_HOST = ("PD502", "PD503", "PD504", "PD505", "PD506", "PD507", "PD508", "PD509", "PD511", "PD512", "PD608")
-"""Findings about time of the host between launches, which on a device may be a wait for it, or overlap with it."""
 
-
-def within_limits(finding: Finding, session: Session) -> Finding:
+def within_limits(finding: Finding, session: Session, is_host_time: bool) -> Finding:
     """Return the finding with the certain part of its gain limited to what the device and the loader allow.
 
     Host code that runs while the device computes saves only time in which the device is idle, and steps do not get
@@ -25,7 +22,7 @@ def within_limits(finding: Finding, session: Session) -> Finding:
     claimed_s = sum(finding.claims.values())
     if gain is None or steady is None or claimed_s <= 0 or not finding.prescriptions:
         return finding
-    idle_s = _idle_s(session, steady) if finding.code in _ABOUT_HOST and not is_cpu_run(session) else None
+    idle_s = _idle_s(session, steady) if is_host_time and not is_cpu_run(session) else None
     limits = [] if idle_s is None else [idle_s]
     if "data_wait" not in finding.claims and (period_s := _batch_period_s(session, steady)) is not None:
         limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))

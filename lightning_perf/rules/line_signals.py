@@ -1,28 +1,16 @@
 """Lines of the user's code as evidence of findings."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, Evidence, Finding, Session, StageTimes
 
 from .findings import SPREAD, fact
 from .loader_signals import costly_line
-from .signals import CODE_PHASES
 from .thresholds import LINE_MIN_PART
 from .user_lines import LineTime, lines_of, outer_lines_of, whole_lines_of
 from .wording import percent, place_of, site_of
-
-_CLAIMED = ("claimed",)
-_LOADING = ("data_wait",)
-_PHASES_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
-    **dict.fromkeys(("PD303", "PD304"), CODE_PHASES),
-    "PD323": ("backward",),
-    **dict.fromkeys(
-        ("PD111", "PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"),
-        _CLAIMED,
-    ),
-}
-"""Findings about host time → the phases whose costliest line is reported; ``_CLAIMED`` for the phases they claim."""
 
 _OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
 """Findings about part of a phase: they name no line that takes more time than they claim, or runs in another hook."""
@@ -33,13 +21,14 @@ def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     return fact(f"{LINE_METRIC}{time.where}{time.doing}", time.seconds / steady.span_s, "fraction", n=time.n)
 
 
-def with_line(finding: Finding, session: Session) -> Finding:
-    """Return the finding with the user's line that takes most of its time, if it is about host time."""
-    phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
-    if not phases or steady is None or finding.severity == "info" or _has_line(finding, session):
+def with_line(finding: Finding, session: Session, phases: Sequence[str] | None) -> Finding:
+    """Return the finding with the user's line that takes most of its time; for ``phases`` see ``Rule.line_of``."""
+    steady = session.steady
+    if phases is None or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding
+    is_loading = "data_wait" in phases
     claimed_s = sum(finding.claims.values())
-    lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
+    lines = lines_of(session, *(phases or finding.claims))
     if finding.code in _OF_PART_OF_A_PHASE:
         hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
         lines = whole_lines_of(session, tuple(finding.claims), lambda line: line.entry in hooks) or lines
@@ -54,11 +43,11 @@ def with_line(finding: Finding, session: Session) -> Finding:
         lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
     line = next((line for line in lines if line.seconds > 0), None)
     if line is None or line.seconds < LINE_MIN_PART * claimed_s:
-        return _with_probed_line(finding, session) if phases == _LOADING else finding
+        return _with_probed_line(finding, session) if is_loading else finding
     if line.where in finding.summary:
         return finding
     sentence = f"{line.subject} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
-    return _with_sentence(finding, sentence, evidence_of(line, steady))
+    return _with_sentence(finding, sentence, evidence_of(line, steady), is_loading)
 
 
 def _within(session: Session, outer: LineTime) -> LineTime:
@@ -82,10 +71,10 @@ def _has_line(finding: Finding, session: Session) -> bool:
     return finding.code == "PD107" and probe is not None and costly_line(probe) is not None
 
 
-def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Finding:
+def _with_sentence(finding: Finding, sentence: str, evidence: Evidence, is_loading: bool = True) -> Finding:
     """Return the finding with a sentence about a line, in the headline if that is a data wait without a cause."""
     headline, dot, rest = finding.summary.partition(". ")
-    if _PHASES_OF[finding.code] == _LOADING and dot and ";" not in headline:
+    if is_loading and dot and ";" not in headline:
         summary = f"{headline}; {sentence}. {rest}"
     else:
         summary = f"{finding.summary} {sentence}."

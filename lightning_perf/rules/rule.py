@@ -47,6 +47,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             at least half of its time and, in addition, other time of at least half as much, or a gain whose lower end
             is at least the upper end of this one's.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
+        is_host_time: Whether the finding is about time of the host between launches, which on a device may be a wait
+            for it, or overlap with it: its certain gain is limited to the time in which the device is idle.
+        line_of: Phases of which the finding names the user's line that takes most time; empty for the phases that it
+            claims. None if it names no line.
     """
 
     code: str
@@ -61,6 +65,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
+    is_host_time: bool = False
+    line_of: tuple[str, ...] | None = None
 
     @property
     def docs(self) -> str:

@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.roofline import lower_bounds_of_step
 
 
-@rule("PD303", "launch-bound")
+@rule("PD303", "launch-bound", line_of=("forward", "backward"))
 def check(session: Session) -> Finding | None:
     return from_trace_or_steps(session, _from_trace, _from_steps, "model_profile")
 

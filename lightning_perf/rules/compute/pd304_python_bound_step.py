@@ -17,7 +17,7 @@ from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place_of
 
 
-@rule("PD304", "python-bound-step")
+@rule("PD304", "python-bound-step", line_of=("forward", "backward"))
 def check(session: Session) -> Finding | None:
     return from_trace_or_steps(session, _from_trace_and_steps, _from_steps)
 

@@ -28,7 +28,7 @@ def _hypothesis(session: Session) -> Hypothesis | None:
     return None if model is None or not _is_unused(model) else hypothesis_of(session, _unused(session, model))
 
 
-@rule("PD323", "dropped-gradients", hypothesis=_hypothesis)
+@rule("PD323", "dropped-gradients", hypothesis=_hypothesis, line_of=("backward",))
 def check(session: Session) -> Finding | None:
     """Count gradients without an optimizer, and the clearings of those added since an optimizer's step."""
     steady, model = steady_of(session), session.settings.model

@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import duration, number_of, percent, spent_wai
 from lightning_perf.rules.worker_bounds import CORES
 
 
-@rule("PD101", "starved-by-loader")
+@rule("PD101", "starved-by-loader", line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     predicted = predicted_steps(session)
     try:

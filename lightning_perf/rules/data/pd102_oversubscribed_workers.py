@@ -13,7 +13,7 @@ from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, 
 from lightning_perf.rules.wording import number_of, spent_waiting
 
 
-@rule("PD102", "oversubscribed-workers")
+@rule("PD102", "oversubscribed-workers", line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     share = wait_share(steady)

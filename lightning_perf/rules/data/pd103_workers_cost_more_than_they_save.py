@@ -18,7 +18,7 @@ from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
 
 
-@rule("PD103", "workers-cost-more-than-they-save")
+@rule("PD103", "workers-cost-more-than-they-save", line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     if session.steady is None and session.loader_probe is not None:
         return _predicted(session)

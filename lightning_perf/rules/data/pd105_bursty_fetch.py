@@ -31,7 +31,7 @@ from lightning_perf.rules.wording import duration, percent, spent_waiting
 _EVEN_SAMPLES = fix("avoid samples that are much slower than the others", "hours")
 
 
-@rule("PD105", "bursty-fetch", explains=("PD101",))
+@rule("PD105", "bursty-fetch", explains=("PD101",), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     """Find samples of uneven cost; without a probe, waits that recur once per round of the workers."""
     probe = session.loader_probe

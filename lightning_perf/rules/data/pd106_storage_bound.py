@@ -40,7 +40,7 @@ BASIS = "at most the data wait in which the loader was blocked"
 _FASTER_STORAGE = fix("pack the dataset into large shards, or copy it to a fast disk", "hours")
 
 
-@rule("PD106", "storage-bound", explains=("PD101",))
+@rule("PD106", "storage-bound", explains=("PD101",), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     steady = timed_steps_of(session)
     share = wait_share(steady)

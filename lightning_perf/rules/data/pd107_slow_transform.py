@@ -31,7 +31,7 @@ from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
 
-@rule("PD107", "slow-transform", explains=("PD101", "PD102"))
+@rule("PD107", "slow-transform", explains=("PD101", "PD102"), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     if session.steady is not None and session.loader_probe is not None and session.loader_probe.getitem is None:
         return _from_stack_samples(session)

@@ -20,7 +20,7 @@ from lightning_perf.rules.thresholds import COLLATE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 
-@rule("PD108", "slow-collate", explains=("PD101", "PD102", "PD107"))
+@rule("PD108", "slow-collate", explains=("PD101", "PD102", "PD107"), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan

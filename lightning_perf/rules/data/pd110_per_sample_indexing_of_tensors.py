@@ -16,7 +16,7 @@ from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, spent_waiting
 
 
-@rule("PD110", "per-sample-indexing-of-tensors", explains=("PD101", "PD508"))
+@rule("PD110", "per-sample-indexing-of-tensors", explains=("PD101", "PD508"), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe = probed.probe

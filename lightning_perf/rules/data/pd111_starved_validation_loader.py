@@ -9,7 +9,7 @@ from lightning_perf.rules.thresholds import MIN_SPAN_S, MIN_STEPS, WAIT_MIN_SHAR
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD111", "starved-validation-loader", explains=("PD601",))
+@rule("PD111", "starved-validation-loader", explains=("PD601",), line_of=())
 def check(session: Session) -> Finding | None:
     """Compare data wait with validation time; the gain refers to the whole training."""
     steady = steady_of(session)

@@ -16,7 +16,7 @@ from lightning_perf.rules.thresholds import SAME_LINE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import spent_waiting
 
 
-@rule("PD115", "serialized-workers", explains=("PD101", "PD102", "PD106"))
+@rule("PD115", "serialized-workers", explains=("PD101", "PD102", "PD106"), line_of=("data_wait",))
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe = probed.probe

@@ -35,7 +35,7 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-@rule("PD502", "logging-every-step", needs_phase="logging", preflight=preflight)
+@rule("PD502", "logging-every-step", needs_phase="logging", preflight=preflight, is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     """Compare the logging phase, without slow loggers and the garbage collector, with the threshold."""
     steady = steady_of(session)

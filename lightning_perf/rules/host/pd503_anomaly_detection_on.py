@@ -26,7 +26,7 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-@rule("PD503", "anomaly-detection-on", preflight=preflight)
+@rule("PD503", "anomaly-detection-on", preflight=preflight, is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     """Report the setting; the lower end of the gain is the timed part of it, the recording of stacks."""
     finding = preflight(session)

@@ -11,7 +11,7 @@ from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MAN
 from lightning_perf.rules.wording import called, duration, percent
 
 
-@rule("PD504", "slow-callback", needs_phase="callbacks")
+@rule("PD504", "slow-callback", needs_phase="callbacks", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     name, times = next(iter(named_by_kind(steady, "callback", "module_hook").items()), ("", []))

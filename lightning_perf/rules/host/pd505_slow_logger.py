@@ -17,7 +17,7 @@ from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOC
 from lightning_perf.rules.wording import duration, percent
 
 
-@rule("PD505", "slow-logger", needs_phase="logging")
+@rule("PD505", "slow-logger", needs_phase="logging", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     slow = {name: slow_calls(times, session) for name, times in named_by_kind(steady, "logger").items()}

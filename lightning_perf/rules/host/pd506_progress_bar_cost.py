@@ -10,7 +10,7 @@ from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRES
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD506", "progress-bar-cost", needs_phase="callbacks")
+@rule("PD506", "progress-bar-cost", needs_phase="callbacks", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     name, times = next(iter(named_by_kind(steady, "progress_bar").items()), ("", []))

@@ -11,7 +11,7 @@ from lightning_perf.rules.wording import duration, percent
 HOOK = "configure_gradient_clipping"
 
 
-@rule("PD507", "gradient-norm-cost", explains=("PD304", "PD501", "PD511"))
+@rule("PD507", "gradient-norm-cost", explains=("PD304", "PD501", "PD511"), is_host_time=True)
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     times = named_by_kind(steady, "loop").get("gradient_clipping", [])

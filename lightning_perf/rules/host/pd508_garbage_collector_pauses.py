@@ -10,7 +10,7 @@ from lightning_perf.rules.wording import called, duration, number_of, percent, p
 
 
 # A loader without workers makes objects while training waits for data, which starts most collections then.
-@rule("PD508", "garbage-collector-pauses", yields_to=("PD107", "PD108", "PD110"))
+@rule("PD508", "garbage-collector-pauses", yields_to=("PD107", "PD108", "PD110"), is_host_time=True)
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     found = session.collections

@@ -10,7 +10,7 @@ from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_l
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD509", "costly-metrics")
+@rule("PD509", "costly-metrics", is_host_time=True)
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     check_is_sampled(session)

@@ -30,7 +30,7 @@ from lightning_perf.rules.wording import duration, percent
 PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 
 
-@rule("PD511", "slow-host-code")
+@rule("PD511", "slow-host-code", is_host_time=True)
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     check_is_sampled(session)

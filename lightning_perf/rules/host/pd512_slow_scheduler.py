@@ -9,7 +9,7 @@ from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 
-@rule("PD512", "slow-scheduler", needs_phase="scheduler")
+@rule("PD512", "slow-scheduler", needs_phase="scheduler", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     seconds = phase_s(steady, "scheduler")

@@ -11,7 +11,7 @@ from lightning_perf.rules.thresholds import VALIDATION_MAX_EPOCHS, VALIDATION_MI
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD601", "validation-heavy")
+@rule("PD601", "validation-heavy", line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.run.stage != "fit":

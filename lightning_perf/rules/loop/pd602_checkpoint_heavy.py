@@ -10,7 +10,7 @@ from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MA
 from lightning_perf.rules.wording import duration, number_of, percent, place, size_text
 
 
-@rule("PD602", "checkpoint-heavy")
+@rule("PD602", "checkpoint-heavy", line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     seconds = phase_s(steady, "checkpoint")

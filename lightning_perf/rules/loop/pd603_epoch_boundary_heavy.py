@@ -13,7 +13,7 @@ from lightning_perf.rules.wording import duration, percent
 HOOK = "train_dataloader"
 
 
-@rule("PD603", "epoch-boundary-heavy")
+@rule("PD603", "epoch-boundary-heavy", line_of=())
 def check(session: Session) -> Finding | None:
     """Compare the time between epochs, without the garbage collector and waiting for the device, with the threshold."""
     steady = steady_of(session)

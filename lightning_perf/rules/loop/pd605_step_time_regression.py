@@ -24,7 +24,7 @@ from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 LOOP = "other"
 
 
-@rule("PD605", "step-time-regression")
+@rule("PD605", "step-time-regression", line_of=())
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     blocks = steady.timeline

@@ -22,7 +22,7 @@ _FIX = trainer_fix(
 )
 
 
-@rule("PD608", "profiler-left-on")
+@rule("PD608", "profiler-left-on", is_host_time=True)
 def check(session: Session) -> Finding | None:
     """Compare the time in the profiler with the threshold, and the steps of a run in which it also slows other code."""
     steady = steady_of(session)
