@@ -1,7 +1,5 @@
 """Lines of the user's code as evidence of findings."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, Evidence, Finding, Session, StageTimes
@@ -21,14 +19,14 @@ def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     return fact(f"{LINE_METRIC}{time.where}{time.doing}", time.seconds / steady.span_s, "fraction", n=time.n)
 
 
-def with_line(finding: Finding, session: Session, phases: Sequence[str] | None) -> Finding:
+def with_line(finding: Finding, session: Session, phases: tuple[str, ...] | None) -> Finding:
     """Return the finding with the user's line that takes most of its time; for ``phases`` see ``Rule.line_of``."""
-    steady = session.steady
-    if phases is None or steady is None or finding.severity == "info" or _has_line(finding, session):
+    steady, wanted = session.steady, tuple(finding.claims) if phases == () else phases
+    if not wanted or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding
-    is_loading = "data_wait" in phases
+    is_loading = phases == ("data_wait",)
     claimed_s = sum(finding.claims.values())
-    lines = lines_of(session, *(phases or finding.claims))
+    lines = lines_of(session, *wanted)
     if finding.code in _OF_PART_OF_A_PHASE:
         hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
         lines = whole_lines_of(session, tuple(finding.claims), lambda line: line.entry in hooks) or lines

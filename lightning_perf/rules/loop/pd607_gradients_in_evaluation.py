@@ -8,7 +8,7 @@ from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD607", "gradients-in-evaluation", line_of=())
+@rule("PD607", "gradients-in-evaluation")
 def check(session: Session) -> Finding | None:
     """Report validation outputs that have a graph; its cost is not measured."""
     steady = steady_of(session)
