@@ -261,7 +261,7 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
 
 
 def _has_timed_rest(steady: StageTimes) -> bool:
-    """Return whether single steps were timed, as on a trace they are not, without waits of the host for a device."""
+    """Return whether single steps were timed, unlike in a trace, and the host did not wait for a device in them."""
     return steady.device is None and any(phase.p10_s is not None for phase in steady.phases.values())
 
 

@@ -57,8 +57,8 @@ class Repeated(NamedTuple):
     ) -> Finding:
         """Return a finding whose fix saves these operators.
 
-        ``counted`` names them in the evidence, ``more`` is further evidence; ``least_s`` is None where all of them are
-        certain to go.
+        ``counted`` names them in the evidence, ``more`` is further evidence; ``least_s`` is None if all of them
+        are certain to be saved.
         """
         found = self.found
         parts = {"forward": found.forward_part, "backward": found.backward_part}

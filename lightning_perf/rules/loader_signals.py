@@ -286,7 +286,7 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
 
 
 def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0) -> float:
-    """Return the seconds of garbage collection that are certain to go if this share of a batch's work makes no objects.
+    """Return the certain seconds of garbage collection saved if this share of a batch's work makes no objects.
 
     A loader without workers starts the collections that run while training waits for data.
     """

@@ -151,7 +151,7 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
 
 
 def batch_parts(session: Session, n_samples: int | None) -> int:
-    """Return into how many parts, each of which fits, a batch of ``n_samples`` has to be split; 2 if not known."""
+    """Return the number of parts into which a batch of ``n_samples`` must be split so that each fits; 2 if unknown."""
     headroom = session.memory.headroom
     fits = headroom.largest_batch if headroom is not None else None
     return -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2

@@ -34,8 +34,8 @@ class Diagnosis(NamedTuple):
             affects only the operators.
         seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the
             sampled step.
-        batch_part: If the treatment makes batches fewer and larger, the part of them that is saved. What a batch costs
-            besides its operators is saved in this part at most, but for loading and transferring samples.
+        batch_part: If the treatment makes batches fewer and larger, the part of them that is saved. At most the same
+            part of a batch's other costs is saved, except those of loading and transferring samples.
         most_saved: Part of the time in ``phases`` that is saved at most. What may save most is replayed first.
         unmeasured: Severity if the speedup was not measured; None if nothing is reported then.
     """

@@ -29,7 +29,7 @@ def with_stable_advice(session: Session, previous: Session | None) -> Session:
 
 
 def _chosen(settings: Settings) -> tuple[Any, ...]:
-    """Return the settings without what the run shows of its optimizers, which changes while they are watched."""
+    """Return the settings without what was observed of optimizers, which changes during the run."""
     model, replace = settings.model, msgspec.structs.replace
     if model is None:
         return (settings,)

@@ -108,7 +108,7 @@ ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
 )
 DROPPED_MIN_CLEARINGS = _heuristic(3, "clearings of gradients", "Once or twice may be the start of a schedule.")
 DROPPED_MIN_FRACTION = _heuristic(
-    0.5, "of clearings of gradients", "Gradients dropped now and then may be meant, such as those of an unstable step."
+    0.5, "of clearings of gradients", "Gradients dropped now and then may be intended, as after an unstable step."
 )
 UNUSED_MIN_FRACTION = _heuristic(
     0.1, "of the trainable elements", "A smaller part, such as an unused output, takes little of a backward pass."
@@ -184,7 +184,7 @@ DEFAULT_PREFETCH = _published(
 )
 
 # Pairs of rows
-PAIRS_MIN_SHARE = _heuristic(0.10, "share", "Nothing is replayed, so that only a large part of a step is worth a line.")
+PAIRS_MIN_SHARE = _heuristic(0.10, "share", "Nothing is replayed, so only a large part of a step is worth reporting.")
 
 # Padding
 NEAR_PERCENT = _heuristic(5, "percentage points", "On sequences this much longer, a replay gains a little less.")
@@ -358,7 +358,7 @@ MIN_SLOW_SAMPLES = _heuristic(5, "samples", "Fewer may be the first sample, or s
 FUNCTION_MIN_SHARE = _heuristic(0.40, "of making a sample", "With less, no single function is worth speeding up.")
 LINE_MIN_SHARE = _heuristic(0.50, "of the function", "The line takes most of the function's time.")
 LINE_MIN_PART = _heuristic(0.3, "of the claim", "A line with a smaller share does not explain the finding.")
-NEARBY_LINES = _heuristic(10, "lines", "In a hook that logs, what is computed so near to it is what is logged.")
+NEARBY_LINES = _heuristic(10, "lines", "In a hook that logs, lines this near compute what is logged.")
 LINE_MIN_SAMPLES = _heuristic(5, "stack samples", "With fewer, the share of a line is unreliable.")
 NORMAL_Z95 = _published(
     1.96,

@@ -212,7 +212,7 @@ def _from_trace(session: Session) -> Finding | None:
 
 
 def _at_least_workers(reading: Reading, loader: LoaderWait, compute_s: float) -> Prescription:
-    """Recommend as many workers as batches must be made at the same time; a trace does not show how many are in use."""
+    """Recommend a worker for each batch that is made at the same time; a trace does not show how many are in use."""
     n_per_period = loader.n / reading.n_steps if reading.trace.steps else 1.0
     batch_s = loader.total_s / max(loader.n, 1)
     period_s = compute_s if reading.trace.steps else compute_s / max(loader.n, 1)

@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _advice(session: Session, n_batches: int | None) -> Prescription:
-    """Recommend as many batches for each rank; ``n_batches`` are those of the rank with the fewest."""
+    """Recommend the same number of batches for each rank; ``n_batches`` are those of the rank with the fewest."""
     if any(one.is_iterable for one in session.settings.loaders if one.stage == "train"):  # it takes no sampler
         return fix(
             "distribute data evenly: files of equal size, or as many batches on each rank",
