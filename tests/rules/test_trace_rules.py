@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ from lightning_perf.rules.engine import diagnose, diagnose_trace
 from lightning_perf.rules.trace_reading import reading_of
 from tests.traces.shared import index_rows, needs_shared_traces, record
 
+from .case_files import load
 from .session_builder import build_session, build_trace
 
 
@@ -24,79 +27,17 @@ def _found(name: str) -> dict[str, Finding]:
     return {finding.code: finding for finding in _diagnosed(name).findings}
 
 
-VERDICTS = {
-    "resnet50-workers0": "PD101",
-    "resnet50-workers0-legacy": "PD101",
-    "resnet50-workers4": "PD301",
-    "owlv2-h100": "PD101",
-    "param-resnet-2080ti": "PD101",
-    "copy-pinned-a100": "PD202",
-    "copy-pageable-a100": "PD201",
-    "bert-small-h100": "PD303",
-    "qwen-h100": "PD310",
-    "ddp-resnet18-mi300": "PD410",
-    "resnet-checkpoint-fsdp-mi300": "PD702",
-    "elementwise-mi300": "PD310",
-    "v100-compute": "PD301",
-    "v100-ddp-unbucketed": "PD303",
-    "a100-ddp-host-bound": "PD303",
-    "a100-8-ranks-mix": "PD501",  # only collectives run while the host waits in cudaMemcpyAsync, then nothing
-    "sampled-rank-0-of-128": "PD702",
-    "sampled-rank-1-of-128": "PD702",
-    "cpu-only-rank34": "PD702",
-    "amd-minitoy-mi250": "PD303",
-    "transformer-with-stack-h100": "PD303",
-    "sam-fp32-syncs-a100": "PD501",
-    "cupti-ranges-no-kernels": None,
-    "mtia-inference": None,
-    "alexnet-critical-path-a100": None,
-    "gemm-few-tiles": None,
-    "sglang-decode": None,
-}
-ALSO = {
-    "resnet50-workers0": {"PD301"},
-    "sam-fp32-syncs-a100": {"PD301", "PD302"},
-    "v100-ddp-unbucketed": {"PD708"},
-    "owlv2-h100": {"PD309"},
-    "gemm-few-tiles": {"PD317"},
-    "cupti-ranges-no-kernels": {"PD907"},
-    "mtia-inference": {"PD907"},
-}
-NOT = {
-    "v100-ddp-unbucketed": {"PD702"},  # all collectives are small: PD708
-    "owlv2-h100": {"PD501"},  # after its waits the host fetches data: PD101
-    "a100-ddp-host-bound": {"PD301", "PD310"},
-    "transformer-with-stack-h100": {"PD301", "PD310"},
-    "resnet50-workers4": {"PD101", "PD303"},
-    "sam-mended-a100": {"PD301", "PD302", "PD501"},
-    "qwen-h100": {"PD303", "PD301", "PD501"},
-    "copy-pinned-a100": {"PD201", "PD501"},
-    "copy-pageable-a100": {"PD202", "PD501"},
-    "ddp-resnet18-mi300": {"PD303"},
-    "v100-compute": {"PD303"},
-    "alexnet-critical-path-a100": {"PD410", "PD303", "PD201"},
-    "sglang-decode": {"PD303", "PD501"},
-}
+KNOWN: dict[str, dict[str, Any]] = load(Path(__file__).with_name("known_traces.yml"))
 
 
 @needs_shared_traces
-@pytest.mark.parametrize("name", VERDICTS)
-def test_verdict_names_the_known_cause_when_a_real_trace_is_diagnosed(name):
-    verdict = _diagnosed(name).verdict
+@pytest.mark.parametrize("name", KNOWN)
+def test_diagnosis_of_a_real_trace_has_the_known_causes_and_no_wrong_one(name: str) -> None:
+    known, verdict, found = KNOWN[name], _diagnosed(name).verdict, set(_found(name))
     assert verdict is not None
-    assert verdict.code == VERDICTS[name], verdict.text
-
-
-@needs_shared_traces
-@pytest.mark.parametrize("name", ALSO)
-def test_findings_include_further_causes_when_a_real_trace_is_diagnosed(name):
-    assert ALSO[name] <= set(_found(name))
-
-
-@needs_shared_traces
-@pytest.mark.parametrize("name", NOT)
-def test_findings_include_no_wrong_cause_when_a_real_trace_is_diagnosed(name):
-    assert not NOT[name] & set(_found(name))
+    assert verdict.code == known.get("verdict", verdict.code), verdict.text
+    assert set(known.get("also", ())) <= found
+    assert not set(known.get("not", ())) & found
 
 
 @needs_shared_traces
@@ -109,7 +50,7 @@ def test_gain_includes_the_measured_speedup_when_read_from_the_trace_without_wor
 
 
 @needs_shared_traces
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", KNOWN)
 def test_gain_is_limited_to_the_time_of_the_trace_when_a_real_trace_is_diagnosed(name):
     diagnosis = _diagnosed(name)
     for finding in diagnosis.findings:
