@@ -31,7 +31,7 @@ def _from_steps(session: Session) -> Finding | None:
     if not waits:
         return None
     is_host = calls.device == "cpu"
-    share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
+    share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s) if calls.step_s > 0 else 0.0
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
     n_more = len({(call.file, call.line) for call in waits}) - 1

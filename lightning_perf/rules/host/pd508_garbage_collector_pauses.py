@@ -18,7 +18,7 @@ def check(session: Session) -> Finding | None:
         required(steady.gc_s, "collections were not measured")
         return None
     total_s = sum(each.total_s for each in found.generations)
-    if found.span_s <= 0:
+    if found.span_s <= 0 or not found.generations:
         return None
     scale = steady.span_s / found.span_s
     asked = [each for each in found.asked if each.is_users]
