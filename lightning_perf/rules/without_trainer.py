@@ -22,6 +22,7 @@ _CODE = {
     "log_every_n_steps": "if step % {} == 0:\n    fabric.log_dict(metrics)",
     "accumulate_grad_batches": "if step % {} == 0:\n    optimizer.step()\n    optimizer.zero_grad()",
     "gradient_clip_val": "torch.nn.utils.clip_grad_norm_(model.parameters(), {})  # with Fabric: fabric.clip_gradients",
+    "use_distributed_sampler": "loader = fabric.setup_dataloaders(loader, use_distributed_sampler={})",
     "limit_train_batches": "for batch in itertools.islice(loader, {}):\n    ...",
 }
 _SUMMARY = {

@@ -69,7 +69,7 @@ _FLAGS = {
 
 _Base: Any = TorchDispatchMode  # torch's own class has no types
 
-_refuses_subclasses = torch.__version__ < TorchVersion("2.5")
+_refuses_subclasses = torch.__version__ < TorchVersion("2.6")
 """Whether ``Tensor.as_subclass`` raises below any dispatch mode."""
 
 _as_subclass = torch.Tensor.as_subclass
