@@ -202,7 +202,9 @@ def cut(text: str, limit: int) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return a path relative to the current folder if it lies below, otherwise as it is."""
+    """Return a path relative to the current folder if it lies below; other paths, and URLs, as they are."""
+    if "://" in path:
+        return path
     try:
         below = os.path.relpath(path)
     except (OSError, ValueError):  # no current folder, or another drive

@@ -222,6 +222,16 @@ def test_out_of_memory_of_another_rank_names_the_post_mortem_beside_the_folder_o
     assert "memory   perf_logs/demo/out_of_memory.txt" in text
 
 
+def test_out_of_memory_keeps_urls_of_checkpoint_and_post_mortem() -> None:
+    session = out_of_memory()
+    oom = msgspec.structs.replace(session.memory.oom, checkpoint="s3://bucket/epoch=3.ckpt")
+    session = msgspec.structs.replace(session, memory=msgspec.structs.replace(session.memory, oom=oom))
+    for place in ("s3://bucket/run", "s3://bucket/run/perf_session.json"):
+        text = to_text(brief_report(session, place), MAX_WIDTH)
+        assert "resume   trainer.fit(model, ckpt_path='s3://bucket/epoch=3.ckpt')" in text
+        assert "memory   s3://bucket/run/out_of_memory.txt" in text
+
+
 def test_rank_that_did_not_report_is_named() -> None:
     session = two_ranks()
     missing = (MissingRank(rank=1, reason="it did not report within 10 s"),)
