@@ -119,8 +119,8 @@ def command(label: str, text: str, purpose: str = "") -> Line:
 
 
 def bar(share: float) -> tuple[str, str]:
-    """Return a bar by its length, 0…1, and its style."""
-    return "█" * max(1, round(_BAR * share)), "cyan"
+    """Return a bar by its length, 0…1, and its style; parts of a session file may exceed their whole."""
+    return "█" * max(1, round(_BAR * min(share, 1.0))), "cyan"
 
 
 def part_of(n_bytes: int, total_bytes: int | None) -> str:

@@ -119,6 +119,15 @@ def test_steps_of_a_demo_take_no_longer_than_its_run(fault: str) -> None:
     assert session.run.n_steps * session.steady.step_s.p50 <= session.run.wall_s
 
 
+def test_bar_is_no_longer_than_its_column_when_a_phase_exceeds_its_span() -> None:
+    session = starved()
+    assert session.steady is not None
+    phases = {"forward": msgspec.structs.replace(session.steady.phases["forward"], total_s=1e9)}
+    steady = msgspec.structs.replace(session.steady, phases=phases)
+    segments = brief_report(msgspec.structs.replace(session, steady=steady, findings=())).lines
+    assert max(text.count("█") for line in segments for text, _ in line.segments) == 30
+
+
 def test_phase_row_names_the_part_of_the_first_line() -> None:
     text = text_of(demo("no-persistent-workers"))
     assert text.startswith("PerfDoctor  28 % of training time")
