@@ -13,6 +13,7 @@ import pytest
 
 from lightning_perf.records import (
     Block,
+    Breakdown,
     Ceilings,
     Epoch,
     Idle,
@@ -35,6 +36,7 @@ from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import Figure, Table
 from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES, figure_json, template, why_absent
 from lightning_perf.reports.figures.parts import bytes_scale, label, seconds_scale
+from lightning_perf.reports.sections.memory import memory_rows
 from lightning_perf.reports.session_document import session_document
 from reports import trials as made_trials
 from reports.sessions import (
@@ -336,6 +338,12 @@ def test_memory_tables_have_every_part_with_its_basis() -> None:
     assert "cuda:0" in phases.title
     allocated = [row[1].value for row in phases.rows if isinstance(row[1], Value)]
     assert allocated == pytest.approx([28.4 * 2**30, 20.4 * 2**30, 16.4 * 2**30])
+
+
+def test_memory_shares_are_of_the_shown_parts_when_a_file_has_a_negative_rest() -> None:
+    for rest in (-100, -90):
+        rows = memory_rows(Breakdown(device="cpu", parameters_bytes=100, rest_bytes=rest))
+        assert [(row.name, row.share) for row in rows] == [("parameters", 1.0)]
 
 
 def test_loader_table_marks_the_best_workers_and_those_in_use() -> None:
