@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from history.runs import run
 
 from benchmarks.comparison.simulated_sessions import simulated
 from cli.test_report import BLOCKER, call
@@ -60,6 +61,14 @@ def test_gate_fails_only_when_the_whole_interval_is_beyond_it(
     captured = capsys.readouterr()
     assert captured.out  # the report is there either way
     assert captured.err.startswith(f"lightning-perf: regression beyond {percent} %: time per step is") == (code == 1)
+
+
+def test_gate_names_the_sample_when_batch_sizes_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, new = (run(i, loader={"batch_size": size}).save(tmp_path / str(i)).parent for i, size in ((1, 32), (2, 16)))
+    assert call(monkeypatch, "compare", base, new, "--fail-on-regression", 5) == 1
+    assert "regression beyond 5 %: time per sample is " in capsys.readouterr().err
 
 
 def test_gate_passes_when_the_training_became_faster(base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:

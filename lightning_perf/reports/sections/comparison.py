@@ -148,9 +148,9 @@ def trial_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
 
 
-def gate_line(regressions: Sequence[TimeChange], percent: float) -> str:
-    """Return the message of a failed regression gate."""
-    texts = [f"{_time_name(one.name, 'step')} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
+def gate_line(regressions: Sequence[TimeChange], percent: float, per: str) -> str:
+    """Return the message of a failed regression gate; ``per`` is that of the comparison."""
+    texts = [f"{_time_name(one.name, per)} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
             for one in regressions if one.ratio is not None]  # fmt: skip
     return f"regression beyond {percent:g} %: " + "; ".join(texts)
 
