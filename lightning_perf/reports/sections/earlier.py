@@ -34,13 +34,15 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
 
 def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
     """Return what changed since the previous run, the first few."""
-    texts = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
+    texts = [change_text(each.name, each.base, each.new) for each in run.changes[:limit]]
     rest = len(run.changes) - len(texts)
     return ", ".join(line(each, 120) for each in texts) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _value(value: str | None) -> str:
-    return "none" if value is None else value[:7] if len(value) == 40 else value  # the short form of a commit
+def change_text(name: str, base: str | None, new: str | None) -> str:
+    """Return a change, ``num_workers 8 → 4``; None where a run does not have the setting. Commits are abbreviated."""
+    values = ("none" if value is None else value[:7] if name == "commit" else value for value in (base, new))
+    return f"{name} {' → '.join(values)}"
 
 
 def _longest(run: EarlierRun) -> str:
