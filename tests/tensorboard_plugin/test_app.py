@@ -382,7 +382,14 @@ def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "named",
-    ["../secret.pt.trace.json", "/etc/passwd", "inner/../../secret.pt.trace.json", "notes.txt", "gone.pt.trace.json"],
+    [
+        "../secret.pt.trace.json",
+        "/etc/passwd",
+        "inner/../../secret.pt.trace.json",
+        "notes.txt",
+        "gone.pt.trace.json",
+        "x" * 300 + ".pt.trace.json",
+    ],
 )
 def test_a_session_cannot_name_a_file_that_is_no_trace_of_its_own(tab: Open, tmp_path: Path, named: str) -> None:
     trace_file(tmp_path / "secret.pt.trace.json")
@@ -559,6 +566,7 @@ def test_views_of_a_real_trace_match_the_reader(tab: Open, tmp_path: Path, name:
         ("perfetto/..%5c..%5cplugin.py", 404, {}),
         ("perfetto/%00", 404, {}),
         ("perfetto//etc/passwd", 404, {}),
+        ("perfetto/" + "x" * 300, 404, {}),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused(
