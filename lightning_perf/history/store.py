@@ -83,8 +83,9 @@ def default_file() -> Path | None:
         return None
     home = Path(os.path.expanduser("~"))
     usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
-    base = Path(os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state"))
-    return base / "lightning-perf" / "history.db" if base.is_absolute() else None  # a user without a home
+    bases = Path(os.environ.get("XDG_STATE_HOME", "")), usual.get(sys.platform, home / ".local" / "state")
+    # Relative paths do not count: https://specifications.freedesktop.org/basedir-spec/latest/
+    return next((base / "lightning-perf" / "history.db" for base in bases if base.is_absolute()), None)
 
 
 def _is_of_others(file: Path) -> bool:

@@ -78,6 +78,10 @@ def test_file_is_the_given_one_or_in_the_state_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv(store.VARIABLE, "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert default_file() == tmp_path / "state" / "lightning-perf" / "history.db"
+    monkeypatch.setenv("XDG_STATE_HOME", "state")  # relative paths do not count
+    found = default_file()
+    assert found is not None
+    assert found.is_absolute()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="homes are found elsewhere")
