@@ -151,9 +151,16 @@ def test_log_directory_is_cut_with_a_note_when_it_is_too_large(
 
 def test_roots_are_those_of_logdir_and_logdir_spec_on_this_machine() -> None:
     assert roots_of("/a") == [("", "/a")]
-    assert roots_of(None, "x:/a,/b,gs://c/d") == [("x", "/a"), ("", "/b")]
+    assert roots_of(None, "x:/a,/b,gs://c/d") == [("x", "/a"), ("/b", "/b")]
     assert roots_of("gs://bucket/runs") == []
     assert roots_of(None, None) == []
+
+
+def test_runs_of_unnamed_folders_are_all_listed(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        save(starved(), tmp_path / folder / "version_0")
+    found = Catalogue(roots_of(None, f"{tmp_path / 'a'},{tmp_path / 'b'}")).entries(timeout_s=5.0)
+    assert {entry.label for entry in found.values()} == {f"{tmp_path / folder}/version_0" for folder in ("a", "b")}
 
 
 def test_is_active_when_the_log_directory_has_sessions_or_traces(tab: Open, tmp_path: Path) -> None:
