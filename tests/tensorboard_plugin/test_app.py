@@ -493,6 +493,20 @@ def test_unreadable_trace_is_reported_and_the_others_are_shown(tab: Open, tmp_pa
     assert one.blocks("overview", "a/traces")
 
 
+def test_other_traces_can_be_chosen_when_the_latest_is_unreadable(tab: Open, tmp_path: Path) -> None:
+    for i in (1, 2):
+        trace_file(tmp_path / f"host.{i}.pt.trace.json")
+    (tmp_path / "host.3.pt.trace.json").write_bytes(b'{"traceEvents": [{"ph"')
+    one = tab()
+    [run] = one.runs()
+    one.until(lambda: one.json("view", view="overview", run=run)["state"] != "reading")
+    reply = one.json("view", view="overview", run=run)
+    assert (reply["state"], reply["trace"]) == ("failed", 2)
+    assert reply["traces"] == [f"host.{i}.pt.trace.json" for i in (1, 2, 3)]
+    assert one.blocks("overview", run, trace=1)
+    assert len(table(one.blocks("ranks", run), "traces")["trace"]) == 2
+
+
 def test_a_changed_trace_is_read_again(tab: Open, tmp_path: Path) -> None:
     path = trace_file(tmp_path / "host.1.pt.trace.json", 1)
     one = tab()
