@@ -465,6 +465,13 @@ def test_a_thousand_ranks_become_a_grid_that_highlights_the_slow_one() -> None:
     assert "rank 341: own work 70.0 ms" in cells["customdata"][10][21]
 
 
+def test_grid_is_drawn_when_a_file_has_a_rank_twice() -> None:
+    found = with_ranks(1024).ranks
+    assert found is not None
+    twice = msgspec.structs.replace(found, summaries=(*found.summaries, found.summaries[0]))
+    assert drawn("ranks", msgspec.structs.replace(starved(), ranks=twice))["data"]
+
+
 def test_noise_between_ranks_is_not_blown_up() -> None:
     session = with_ranks(4, slow=99)
     [cells] = drawn("ranks", session)["data"]
