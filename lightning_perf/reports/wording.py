@@ -4,6 +4,7 @@ Figures are written with non-ASCII signs (``µs``, ``–``, ``≤``); ``fit_enco
 output cannot show them.
 """
 
+import codecs
 import math
 import os
 import re
@@ -216,20 +217,18 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     """Replace characters that the encoding lacks: ``–`` by ``-``, those without an equivalent by ``?``."""
     encoding = encoding or "ascii"
     try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return "".join(_fitting(character, encoding) for character in text)
+        return text.encode(encoding, _ERRORS).decode(encoding)
     except LookupError:
         return fit_encoding(text, "ascii")
-    return text
 
 
-def _fitting(character: str, encoding: str) -> str:
-    try:
-        character.encode(encoding)
-    except UnicodeEncodeError:
-        return _ASCII_SIGNS.get(character, "?")
-    return character
+def _ascii_signs(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+_ERRORS = "lightning_perf.ascii_signs"
+codecs.register_error(_ERRORS, _ascii_signs)
 
 
 def _minutes(value: float) -> str:
