@@ -139,6 +139,11 @@ def interval_text(interval: Interval) -> str:
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
+def speedup_text(interval: Interval | None) -> str:
+    """Return a measured speedup with its confidence interval: ``1.83x (1.80–1.86)``; empty without one."""
+    return "" if interval is None else f"{times(interval.value)} ({interval_text(interval)})"
+
+
 def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
