@@ -63,11 +63,9 @@ def code_text(fix: Prescription, session: Session, limit: int) -> str:
     loader.
     """
     values = _arguments(fix)
-    match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
     if not values or (fix.trainer_flags and fix.loader_args):
         return ""
-    callee = fix.code.partition("(")[0] if match else "Trainer" if fix.trainer_flags else "DataLoader"
-    first = next(iter(values))
+    callee, first = _callee(fix), next(iter(values))
     if callee == "DataLoader" and any(each.stage == "train" for each in session.settings.loaders):
         callee = "train DataLoader"
     now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
@@ -88,8 +86,11 @@ def instruction(fix: Prescription, session: Session | None, limit: int = 90) -> 
         return text
     if session is not None and is_kept(fix, session):
         return f"the autopilot set {fix_text(fix, None, limit)}"
-    callee = "" if fix.trainer_flags else "DataLoader" if fix.loader_args else fix.code.partition("(")[0]
-    return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
+    return f"set {text}{'' if fix.trainer_flags or '(' in text else f' in {_callee(fix)}'}"
+
+
+def _callee(fix: Prescription) -> str:
+    return "Trainer" if fix.trainer_flags else "DataLoader" if fix.loader_args else fix.code.partition("(")[0]
 
 
 def _arguments(fix: Prescription) -> dict[str, str]:
