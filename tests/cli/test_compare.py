@@ -12,8 +12,8 @@ import yaml
 from history.runs import run
 
 from benchmarks.comparison.simulated_sessions import simulated
-from cli.test_report import BLOCKER, call
 from lightning_perf.records import Comparison
+from tests.cli.command_line import BLOCKER, call
 
 
 @pytest.fixture
