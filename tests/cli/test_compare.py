@@ -94,7 +94,7 @@ def test_a_folder_of_folders_is_a_side_of_several_runs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("{base}", "{base}"), "are the same run (1)"),
         (("{base}", "nowhere"), "cannot read a session from nowhere"),
@@ -105,7 +105,7 @@ def test_a_folder_of_folders_is_a_side_of_several_runs(
     ],
 )
 def test_bad_input_gives_one_clear_error(
-    arguments: tuple[str, ...], told: str, base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], expected: str, base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     given = [argument.format(base=base, slower=slower) for argument in arguments]
@@ -113,7 +113,7 @@ def test_bad_input_gives_one_clear_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("lightning-perf: ")
-    assert told in captured.err
+    assert expected in captured.err
     assert captured.err.count("\n") == 1
 
 

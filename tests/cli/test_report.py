@@ -149,8 +149,8 @@ def test_error_names_the_field_in_one_line_when_it_is_out_of_bounds(
     document["steady"][field] = value
     saved.write_text(json.dumps(document), encoding="utf-8")
     assert call(monkeypatch, verb, *([saved] if verb == "report" else [saved, saved])) == 2
-    [told] = capsys.readouterr().err.splitlines()
-    assert f"`$.steady.{field}`" in told
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"`$.steady.{field}`" in line
 
 
 def test_report_runs_the_rules_again_only_when_asked(

@@ -195,7 +195,7 @@ def test_nothing_is_kept_when_switched_off(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_used_costs_only_the_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_goes_on_when_its_history_file_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     history = RunHistory(tmp_path / "file" / "history.db")
     with caplog.at_level(logging.INFO, "lightning_perf"):

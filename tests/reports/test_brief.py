@@ -32,7 +32,7 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 def out_of_memory() -> Session:
     """Return a run whose device ran out of memory in its 13th step, diagnosed."""
-    base = SESSIONS["memory_looked_at"]()
+    base = SESSIONS["memory_sampled"]()
     oom = OutOfMemory(
         where="device",
         error="OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.1 GiB free",
@@ -93,7 +93,7 @@ RUNS: dict[str, Callable[[], Session]] = {
     **SESSIONS,
     **{
         name: functools.partial(lambda make: diagnose(make()), SESSIONS[name])
-        for name in ("starved", "ddp", "memory_looked_at", "loader_probed")
+        for name in ("starved", "ddp", "memory_sampled", "loader_probed")
     },
     "out_of_memory": out_of_memory,
     "two_ranks": two_ranks,

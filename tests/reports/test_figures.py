@@ -44,7 +44,7 @@ from reports.sessions import (
     earlier_runs,
     hostile,
     loader_probed,
-    memory_looked_at,
+    memory_sampled,
     starved,
     too_short,
     twelve_findings,
@@ -172,10 +172,10 @@ FULL: dict[str, Session] = {
     "trace_steps": traced(),
     "operators": traced(),
     "kernels": traced(),
-    "memory_peak": memory_looked_at(),
-    "memory_phases": memory_looked_at(),
-    "memory_modules": memory_looked_at(),
-    "memory_growth": memory_looked_at(),
+    "memory_peak": memory_sampled(),
+    "memory_phases": memory_sampled(),
+    "memory_modules": memory_sampled(),
+    "memory_growth": memory_sampled(),
     "memory_before_oom": out_of_memory(),
     "modules": profiled(),
     "roofline": profiled(),
@@ -329,12 +329,12 @@ def test_module_bars_show_arithmetic_when_times_are_missing() -> None:
 
 
 def test_memory_tables_have_every_part_with_its_basis() -> None:
-    held = table(memory_looked_at(), "holds")
+    held = table(memory_sampled(), "holds")
     assert {str(row[0]): str(row[3]) for row in held.rows}["optimizer states"] != ""
     assert held.bars[0] == 1
-    growth = table(memory_looked_at(), "growth")
+    growth = table(memory_sampled(), "growth")
     assert [row[3] for row in growth.rows] == ["yes", "no"]
-    phases = table(memory_looked_at(), "memory-phases")
+    phases = table(memory_sampled(), "memory-phases")
     assert "cuda:0" in phases.title
     allocated = [row[1].value for row in phases.rows if isinstance(row[1], Value)]
     assert allocated == pytest.approx([28.4 * 2**30, 20.4 * 2**30, 16.4 * 2**30])

@@ -1,4 +1,4 @@
-"""What notebooks show of records."""
+"""Records as notebooks show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOID = {"br"}
 
 
 class Checks(HTMLParser):
-    """Sees that tags are closed in order, and which there are."""
+    """Parser that checks that tags are closed in order, and collects them."""
 
     def __init__(self) -> None:
         super().__init__()

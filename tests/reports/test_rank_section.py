@@ -83,9 +83,9 @@ def test_reports_hold_the_ranks_at_any_width(n: int) -> None:
 
 def test_findings_of_few_ranks_are_reported_with_their_numbers() -> None:
     ranks = ranks_of(8)
-    told = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
+    found = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
     summaries = tuple(
-        msgspec.structs.replace(one, found=(*told.get(one.rank, ()), "PD301 full-precision-matmul"))
+        msgspec.structs.replace(one, found=(*found.get(one.rank, ()), "PD301 full-precision-matmul"))
         for one in ranks.summaries
     )
     facts = rank_facts(msgspec.structs.replace(ranks, summaries=summaries))
