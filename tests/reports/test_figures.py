@@ -214,8 +214,8 @@ def test_reason_is_the_sessions_own_when_it_gives_one() -> None:
 @pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
 def test_figures_are_drawn_from_any_session(make: Any) -> None:
     session = make()
-    for name, (_, draw) in FIGURES.items():
-        figure = draw(session)
+    for name, each in FIGURES.items():
+        figure = each.draw(session)
         assert figure is not None or name in SHOWN_AS_TABLES or why_absent(name, session)
 
 
@@ -229,8 +229,8 @@ def test_foreign_text_is_never_markup() -> None:
         ),
     ]
     for session in sessions:
-        for name, (_, draw) in FIGURES.items():
-            figure = draw(session)
+        for name, each in FIGURES.items():
+            figure = each.draw(session)
             for text in texts(figure_json(figure)) if figure is not None else ():
                 plain = text.replace("<br>", "").replace("<extra></extra>", "")
                 assert "<" not in plain, (name, text)
@@ -239,8 +239,8 @@ def test_foreign_text_is_never_markup() -> None:
 
 def test_foreign_text_is_never_in_a_template_where_its_characters_are_syntax() -> None:
     for session in (traced(BAD), profiled(BAD)):
-        for _, draw in FIGURES.values():
-            figure = draw(session)
+        for each in FIGURES.values():
+            figure = each.draw(session)
             for trace in figure_json(figure)["data"] if figure is not None else ():
                 assert "alert" not in trace.get("hovertemplate", "")
                 assert "alert" not in trace.get("texttemplate", "")
@@ -248,8 +248,8 @@ def test_foreign_text_is_never_in_a_template_where_its_characters_are_syntax() -
 
 def test_huge_names_are_cut() -> None:
     for session in (traced("n" * 100_000), profiled("n" * 100_000)):
-        for _, draw in FIGURES.values():
-            figure = draw(session)
+        for each in FIGURES.values():
+            figure = each.draw(session)
             assert figure is None or len(json.dumps(figure_json(figure))) < 20_000
 
 

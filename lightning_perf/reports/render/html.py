@@ -73,10 +73,10 @@ def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures as JSON, by name, and the reason why others are not shown."""
     found: dict[str, Any] = {}
     absent: dict[str, str] = {}
-    for name, (_, draw) in figures.FIGURES.items():
+    for name, each in figures.FIGURES.items():
         if name in figures.SHOWN_AS_TABLES:
             continue
-        figure = draw(session)
+        figure = each.draw(session)
         if figure is None:
             absent[name] = figures.why_absent(name, session)
         else:
