@@ -8,11 +8,14 @@ import codecs
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from lightning_perf.records import Evidence, Finding, Gain, Interval
 from lightning_perf.records.text import clean
 from lightning_perf.rules.wording import is_negligible, speedup
+
+T = TypeVar("T")
 
 UNKNOWN = "n/a"
 ELLIPSIS = "…"
@@ -174,6 +177,11 @@ def quantity(value: float | int | str | bool, unit: str) -> str:
     if unit in ("", "count"):
         return number(value)
     return f"{number(value)} {line(unit, 24)}"
+
+
+def known(value: T | None, write: Callable[[T], str]) -> str:
+    """Return the text that ``write`` makes of a value; empty for None."""
+    return "" if value is None else write(value)
 
 
 def phase_name(name: str) -> str:
