@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from lightning_perf.records import Finding, ModelProfile, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
@@ -25,7 +25,6 @@ from .brief_lines import (
     command,
     fitted,
     labeled,
-    padded,
     part_of,
     titled,
     wrapped,
@@ -226,7 +225,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
         rest = whole[len(text) :].strip()
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{padded(text, _FIX)} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
+            (f"{set_cell_size(text, _FIX)} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
         ))  # fmt: skip
         if rest:
             yield Line(((" " * 8 + rest, ""),))

@@ -88,11 +88,6 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def padded(text: str, width: int) -> str:
-    """Return a text filled with blanks to `width` cells."""
-    return text + " " * (width - cell_len(text))
-
-
 def text_width(code: str) -> int:
     """Return how many characters fit between the title and the code of a rule."""
     return MAX_WIDTH - len(TITLE) - (len(code) + 2 if code else 0)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from rich.cells import set_cell_size
+
 from lightning_perf.records import RANKS_FOLDER, Finding, OutOfMemory, Prescription, Session
 from lightning_perf.records.remote import any_path
 
@@ -17,7 +19,6 @@ from .brief_lines import (
     Line,
     bar,
     command,
-    padded,
     part_of,
     titled,
     wrapped,
@@ -100,7 +101,7 @@ def _fixes(finding: Finding | None) -> Iterator[Line]:
     for i, fix in enumerate(fixes, start=1):
         text, *rest = wrapped(_fix_text(fix), _FIX)[:2]
         size = f"~{wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
-        yield Line(((f"{i} ", QUIET), (f"{padded(text, _FIX)}  {size:<{_FREES}}{fix.effort}", "")))
+        yield Line(((f"{i} ", QUIET), (f"{set_cell_size(text, _FIX)}  {size:<{_FREES}}{fix.effort}", "")))
         yield from (Line((("  " + each, ""),)) for each in rest)
 
 
