@@ -27,33 +27,40 @@ td details summary strong b code pre script ul li
 """
 
 
+VOID = {"br", "meta"}
+
+
 class Page(HTMLParser):
-    """The elements of a page, its scripts, and the text that a browser without scripts shows."""
+    """The elements of a page, its scripts, and the text that a browser without scripts shows.
+
+    Tags must be closed in order.
+    """
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.text = ""
-        self._inside: str | None = None
+        self._open: list[str] = []
         self.feed(source)
         self.close()
+        assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag in ("script", "style"):
-            self._inside = tag
-            if tag == "script":
-                self.scripts.append((dict(attrs), ""))
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        if tag not in VOID:
+            self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == self._inside:
-            self._inside = None
+        assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._inside is None:
+        inside = self._open[-1] if self._open else ""
+        if inside not in ("script", "style"):
             self.text += data
-        elif self._inside == "script":
+        elif inside == "script":
             attributes, before = self.scripts[-1]
             self.scripts[-1] = (attributes, before + data)
 
