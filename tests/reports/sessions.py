@@ -37,6 +37,7 @@ from lightning_perf.records import (
     Run,
     Session,
     Settings,
+    Spread,
     StageTimes,
     TorchSettings,
     TrainerSettings,
@@ -72,6 +73,11 @@ def stage(span_s: float, n_steps: int, shares: dict[str, float], samples_per_s: 
         phases=phases,
         is_steady=True,
     )
+
+
+def spread(value: float) -> Spread:
+    """Return readings that all have one value."""
+    return Spread(n=60, mean=value, p5=value, p50=value, p95=value, min=value, max=value)
 
 
 STARVED_BY_LOADER = Finding(

@@ -23,7 +23,6 @@ from lightning_perf.records import (
     ModelProfile,
     Overhead,
     Session,
-    Spread,
     Telemetry,
     TimeChange,
     Trial,
@@ -47,7 +46,7 @@ from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.sizes import Sizes
 from lightning_perf.trials.trial import Options, State
 from reports.comparisons import alike
-from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_sampled, starved
+from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_sampled, spread, starved
 from reports.trials import climbed
 from tests.terminal import TerminalFile
 
@@ -56,10 +55,6 @@ MIXED_SIGNS = re.compile(r"\d ?us\b|\d ?μs|\d×|\d-\d[\d.]*x")
 DURATION = re.compile(r"(?<![\d.,])((\d+(?:\.\d+)?) (?:ns|µs|ms|s))\b")
 REPORTS = [file for file in sorted((Path(__file__).parents[1] / "golden" / "reports").iterdir())
            if "ascii" not in file.name]  # fmt: skip
-
-
-def spread(mean: float) -> Spread:
-    return Spread(n=50, mean=mean, p5=mean, p50=mean, p95=mean, min=mean, max=mean)
 
 
 def with_host(session: Session, **changes: object) -> Session:
