@@ -11,7 +11,7 @@ from pathlib import Path
 _KINDS = {".wasm": "application/wasm", ".js": "text/javascript", ".json": "application/json", ".css": "text/css",
           ".html": "text/html", ".woff2": "font/woff2"}  # fmt: skip
 
-_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.*?)</script>", re.DOTALL)
 
 
 def folder() -> Path | None:
