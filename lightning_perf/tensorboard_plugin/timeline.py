@@ -9,7 +9,7 @@ from lightning_perf.reports.figures.palette import BLUE, GRAY, GREEN, ORANGE, PU
 from lightning_perf.reports.figures.parts import Figure, figure, label, rows_axis, seconds_scale
 from lightning_perf.reports.wording import count, seconds
 from lightning_perf.traces import Trace
-from lightning_perf.traces.kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
+from lightning_perf.traces.kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
 
 MAX_EVENTS = 300
 """Events per lane; bars of further events would be thinner than a pixel and slow down the page."""
@@ -24,7 +24,6 @@ _KINDS = {
     KERNEL: ("kernels", BLUE),
     MEMCPY: ("copies", ORANGE),
     MEMSET: ("memory set", GRAY),
-    DEVICE_ANNOTATION: ("steps and phases on the device", PURPLE),
 }
 _HOST = (ANNOTATION, OPERATOR, RUNTIME)
 _DEVICE = (KERNEL, MEMCPY, MEMSET)
