@@ -62,8 +62,9 @@ def lanes_of(trace: Trace) -> tuple[Lane, ...]:
     ]
     places = trace.devices[device].astype(np.int64) * 2**32 + trace.streams[device]
     for place in _busiest(trace, places, device, MAX_STREAMS):
-        of_device, stream = divmod(place, 2**32)
-        found.append(_lane(trace, device[places == place], f"device {of_device}, stream {stream}"))
+        rows = device[places == place]
+        ids = ("unknown" if of[rows[0]] < 0 else of[rows[0]] for of in (trace.devices, trace.streams))
+        found.append(_lane(trace, rows, "device {}, stream {}".format(*ids)))
     return tuple(lane for lane in found if lane.events)
 
 

@@ -784,6 +784,14 @@ def test_timeline_keeps_the_longest_events_of_each_lane(tmp_path: Path) -> None:
     assert sum(event.name.startswith("ProfilerStep") for event in lane.events) == 2
 
 
+def test_lanes_are_named_by_device_and_stream_if_these_are_known(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "mm", "pid": 0, "tid": 7, "dur": 5}
+    known = {**kernel, "ts": 0, "args": {"device": 1, "stream": 7}}
+    (tmp_path / "x.json").write_text(json.dumps({"traceEvents": [known, {**kernel, "ts": 10, "args": {"device": 0}}]}))
+    titles = {lane.title for lane in lanes_of(read(tmp_path / "x.json"))}
+    assert titles == {"device 1, stream 7", "device 0, stream unknown"}
+
+
 def test_perfetto_gets_the_trace_unchanged(tab: Open, tmp_path: Path) -> None:
     path = trace_file(tmp_path / "host.1.pt.trace.json.gz")
     one = tab()
