@@ -45,15 +45,13 @@ class BriefReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MAX_WIDTH)
         for line in self.lines:
-            text = Text.assemble(
-                *((wording.fit_encoding(text, options.encoding), style) for text, style in line.segments)
-            )
-            text.no_wrap, text.overflow = True, "ignore"
+            segments = [(wording.fit_encoding(text, options.encoding), style) for text, style in line.segments]
+            if line.is_command and sum(cell_len(text) for text, _ in segments) > width:
+                del segments[-1]
+            shown = Text.assemble(*segments, no_wrap=True, overflow="ignore")
             if not line.is_command:
-                text.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
-            elif text.cell_len > width:
-                text.right_crop(len(line.segments[-1][0]))
-            yield text
+                shown.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
+            yield shown
 
 
 BLANK = Line((), GAP)

@@ -231,6 +231,13 @@ def test_out_of_memory_of_another_rank_names_the_post_mortem_beside_the_folder_o
     assert "memory   perf_logs/demo/out_of_memory.txt" in text
 
 
+def test_out_of_memory_says_how_to_resume_when_the_checkpoint_has_a_long_path() -> None:
+    session, path = out_of_memory(), f"/logs/{'x' * 90}/epoch=3.ckpt"
+    oom = msgspec.structs.replace(session.memory.oom, checkpoint=path)
+    text = text_of(msgspec.structs.replace(session, memory=msgspec.structs.replace(session.memory, oom=oom)))
+    assert f"resume   trainer.fit(model, ckpt_path='{path}')\n" in text
+
+
 def test_out_of_memory_keeps_urls_of_checkpoint_and_post_mortem() -> None:
     session = out_of_memory()
     oom = msgspec.structs.replace(session.memory.oom, checkpoint="s3://bucket/epoch=3.ckpt")
