@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_perf.records import AutopilotTry, Finding, Prescription, Session
-from lightning_perf.rules.wording import is_negligible
+from lightning_perf.rules.wording import headline_of, is_negligible
 
 from . import wording
 from .sections.findings import ordered_findings
@@ -115,7 +115,7 @@ def clause(text: str, limit: int = 200) -> str:
 
 def first_sentence(text: str) -> str:
     """Return the first sentence without its full stop."""
-    return wording.line(text, 400).split(". ")[0].rstrip(".")
+    return headline_of(wording.line(text, 400))
 
 
 def alternatives(group: Sequence[Finding], session: Session, limit: int) -> str:

@@ -38,7 +38,7 @@ from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.findings import trainer_fix
-from lightning_perf.rules.verdict import expectation
+from lightning_perf.rules.verdict import expectation, verdict_of
 from lightning_perf.rules.wording import duration
 from lightning_perf.treatments.specs import all_treatments
 from lightning_perf.trials.progress import Progress
@@ -306,6 +306,15 @@ def test_present_value_and_loader_are_named_when_there_are_several_loaders() -> 
     assert fix_text(fix, session) == "num_workers=2 (now 0)"
     both = msgspec.structs.replace(session, settings=settings)
     assert fix_text(fix, both) == "num_workers=2 (train loader, now 0)"
+
+
+def test_abbreviation_does_not_end_the_sentence_of_a_headline_or_fix() -> None:
+    first = "profile the start of the script, e.g. with cProfile"
+    fix = msgspec.structs.replace(STARVED_BY_LOADER.prescriptions[0], summary=f"{first}. It is slow.", loader_args={})
+    assert fix_text(msgspec.structs.replace(fix, code="")) == first
+    finding = msgspec.structs.replace(STARVED_BY_LOADER, summary=f"{first}. It is slow.", prescriptions=())
+    assert verdict_of(starved(), (finding,), ()).text.startswith(f"{first} (")
+    assert "e.g. with cProfile " in to_text(brief_report(with_findings(finding)))
 
 
 def test_brief_report_names_all_arguments_of_the_trainer_when_one_alone_would_be_refused() -> None:
