@@ -89,7 +89,7 @@ def _headline(session: Session) -> list[Line]:
 
 
 def _cautions(session: Session) -> Iterator[Line]:
-    """Yield what makes the verdict doubtful; it belongs next to it."""
+    """Yield reasons to doubt the verdict, which are shown next to it."""
     others = other_programs_fact(session)
     is_unsteady = any(finding.code == "PD902" for finding in session.findings)
     changed = "step time changed by over 10 % during the run" if is_unsteady else ""
@@ -131,7 +131,7 @@ def _rate(per_s: float | None, unit: str) -> str:
 
 
 def _peak(session: Session) -> str:
-    """Return the peak memory of the device that trains, of the host where there is none."""
+    """Return the peak memory of the first device, or of the host if there is none."""
     host, devices = session.memory.host_peak_rss_bytes, session.memory.devices
     if devices:
         return f"peak memory {part_of(devices[0].peak_reserved_bytes, devices[0].total_bytes)}"
@@ -179,7 +179,7 @@ def _modules(profile: ModelProfile | None) -> dict[str, str]:
 
 
 def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
-    """Return the phase of which the first line names a part, with a note of that part: ``of which PD104: 28 %``."""
+    """Return a note for the phase of which the first line names only a part: ``of which PD104: 28 %``."""
     finding = verdict_finding(session)
     if finding is None or not finding.claims:
         return {}
@@ -191,7 +191,7 @@ def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
 
 
 def _loader(session: Session) -> Iterator[Line]:
-    """Yield what the loader's probe measured where nothing was trained."""
+    """Yield the results of the loader probe if nothing was trained."""
     probe = session.loader_probe
     if probe is None or session.steady is not None:
         return
@@ -241,7 +241,7 @@ def _speedup(session: Session, finding: Finding) -> str:
 
 
 def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
-    """Yield whatever is abnormal, one line each."""
+    """Yield abnormal measurements, one line each."""
     yield Line((), LAST_GAP)
     yield from (labeled(label, wording.cut(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
 

@@ -1,4 +1,4 @@
-"""Lines of brief reports: their parts, how they are drawn, and which are left out if there are too many."""
+"""Lines of brief reports: their parts, their drawing, and the order in which they are left out."""
 
 import textwrap
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
 
 
 def titled(texts: Sequence[str], code: str, style: str, max_lines: int = 2) -> list[Line]:
-    """Return the first text that fits on so many lines (two or more); the last text is cut if none does."""
+    """Return the first text that fits on ``max_lines`` lines (at least two); if none does, the last one is cut."""
     forms = [wrapped(text, text_width(code)) for text in texts]
     first, *more = next((each for each in forms if len(each) <= max_lines), forms[-1])
     if len(more) >= max_lines:

@@ -167,7 +167,7 @@ def is_kept(fix: Prescription, session: Session) -> bool:
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:
-    """Return whether two findings cannot both save what they claim, because a phase took less than that together."""
+    """Return whether two findings claim more of a phase than it took, so that not both can save what they claim."""
     phases = session.steady.phases if session.steady is not None else {}
     main = max(other.claims, key=lambda phase: other.claims[phase], default="")
     if main not in one.claims:

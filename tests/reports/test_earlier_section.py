@@ -36,7 +36,7 @@ def test_section_without_news_says_what_would_have_been_found(factor: float, exp
 
 
 @pytest.mark.parametrize(
-    ("machine", "expected"), [(1.6, "no slower than earlier runs but for 60 % because the machine is slower;"),
+    ("machine", "expected"), [(1.6, "no slower than earlier runs, except for 60 % because the machine is slower;"),
                               (1.01, "no slower than earlier runs; a slowdown"), (None, "earlier runs; a slowdown")]
 )  # fmt: skip
 def test_section_without_news_says_how_much_slower_the_machine_makes_it(machine: float | None, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Documents as HTML: the report in one file, which makes no network requests, and a fragment for notebooks.
+"""Documents as HTML: the report in one file, without network requests, and a fragment for notebooks.
 
 Verdict, tables and findings need no script. Figures of the report are drawn by plotly's script from the
 installed wheel. Untrusted text is shortened, stripped of control characters and escaped.

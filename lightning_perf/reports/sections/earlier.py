@@ -20,9 +20,9 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     if factor is not None and not news:
         least = share(factor - 1) if factor < 2 else times(factor)
         machine = session.earlier.machine_factor or 1.0
-        besides = f" but for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
+        except_for = f", except for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
         yield note(
-            f"no slower than earlier runs{besides}; a slowdown of {least} or more would be detected in 95 % of cases"
+            f"no slower than earlier runs{except_for}; a slowdown of {least} or more would be detected in 95 % of cases"
         )
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
