@@ -197,7 +197,8 @@ def _loader(session: Session) -> Iterator[Line]:
         return
     yield BLANK
     yield from (Line((("  " + each, ""),)) for each in joined(loader.ceiling_facts(session), " · ", MAX_WIDTH))
-    for row in loader.curve_rows(session)[:_MAX_CURVE]:
+    rows = sorted(loader.curve_rows(session), key=lambda row: not row.mark)[:_MAX_CURVE]  # the best and those in use
+    for row in sorted(rows, key=lambda row: row.num_workers):
         rate = f"{wording.number(round(1 / row.fetch_s, 1))} batches/s" if row.fetch_s > 0 else ""
         name = wording.count(row.num_workers, "worker")
         yield Line(((f"  {name:<11}{rate:>14}  ", ""), bar(row.fill), (f"  {row.mark}" if row.mark else "", QUIET)))

@@ -248,6 +248,17 @@ def test_out_of_memory_keeps_urls_of_checkpoint_and_post_mortem() -> None:
         assert "memory   s3://bucket/run/out_of_memory.txt" in text
 
 
+def test_best_number_of_workers_is_shown_when_many_were_tried() -> None:
+    session = SESSIONS["loader_probed"]()
+    assert session.loader_probe is not None
+    probe = msgspec.structs.replace(session.loader_probe, compute_s=0.003)
+    run = msgspec.structs.replace(session.run, stage="data")
+    machine = msgspec.structs.replace(session.machine, usable_cores=8.0)
+    session = msgspec.structs.replace(session, steady=None, run=run, machine=machine, loader_probe=probe)
+    rows = re.findall(r"^  (\d+) workers? .*?█(?:  (.+))?$", text_of(diagnose(session)), re.M)
+    assert rows == [("0", "in use"), ("1", ""), ("8", "best")]
+
+
 def test_rank_that_did_not_report_is_named() -> None:
     session = two_ranks()
     missing = (MissingRank(rank=1, reason="it did not report within 10 s"),)
