@@ -1,7 +1,7 @@
 // The PERFDOCTOR tab. TensorBoard calls render() once and keeps the page, so the page polls for changes.
 
 import {draw} from './static/blocks.js';
-import {address, ask, el, isDark, onTheme} from './static/page.js';
+import {address, ask, el, onTheme, themeName} from './static/page.js';
 
 const POLL_MS = 5000;
 const READING_MS = 600;
@@ -33,7 +33,7 @@ export async function render() {
 }
 
 function theme() {
-  const now = isDark() ? 'dark' : 'light';
+  const now = themeName();
   if (document.documentElement.dataset.theme === now) return;
   document.documentElement.dataset.theme = now;
   for (const figure of document.querySelectorAll('[data-figure]')) figure.dispatchEvent(new Event('theme'));

@@ -33,12 +33,14 @@ export function address(path, parameters = {}) {
 }
 
 // TensorBoard does not announce its dark mode; only a class of its body shows it.
-export function isDark() {
+export function themeName() {
+  let isDark;
   try {
-    return window.parent.document.body.classList.contains('dark-mode');
+    isDark = window.parent.document.body.classList.contains('dark-mode');
   } catch {
-    return window.matchMedia('(prefers-color-scheme: dark)').matches;
+    isDark = window.matchMedia('(prefers-color-scheme: dark)').matches;
   }
+  return isDark ? 'dark' : 'light';
 }
 
 export function onTheme(changed) {
