@@ -244,7 +244,7 @@ def _speedup(session: Session, finding: Finding) -> str:
 def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
     """Yield abnormal measurements, one line each."""
     yield Line((), LAST_GAP)
-    yield from (labeled(label, wording.cut(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
+    yield from (labeled(label, wording.line(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:

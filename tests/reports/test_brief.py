@@ -261,7 +261,7 @@ def test_best_number_of_workers_is_shown_when_many_were_tried() -> None:
 
 def test_rank_that_did_not_report_is_named() -> None:
     session = two_ranks()
-    missing = (MissingRank(rank=1, reason="it did not report within 10 s"),)
+    missing = (MissingRank(rank=1, reason="it did not report\nwithin 10 s"),)
     ranks = msgspec.structs.replace(session.ranks, missing=missing)
     assert "missing  rank 1: it did not report within 10 s" in text_of(msgspec.structs.replace(session, ranks=ranks))
 
