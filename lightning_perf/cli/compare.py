@@ -71,7 +71,7 @@ def _gate(comparison: Comparison, percent: float) -> None:
     step = comparison.time("step")
     regressions = comparison.regressions(percent / 100)
     if regressions:
-        write_error(gate_line(regressions, percent))
+        write_error(gate_line(regressions, percent, comparison.per))
         raise typer.Exit(FOUND)
     if step is None or step.ratio is None:
         reason = step.reason if step is not None else "no step was measured"

@@ -78,7 +78,7 @@ def bisect(
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A slow run of the same training, likewise.")],
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
 ) -> None:
-    """Print the trial that tries the settings of a fast run on a slow one, one by one, and what else differs."""
+    """Print the trial that tries each setting of a fast run on a slow one, and what else differs."""
     check_choice("--format", format_, FORMATS)
     sides = []
     for name in (good, bad):

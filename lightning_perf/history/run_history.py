@@ -131,7 +131,7 @@ def news_of(base: list[Session], session: Session, alpha: float, others: str = "
 
 
 def _explanation(slower: Slower, machine: float | None) -> str:
-    """Say what the factor excludes, or that the machine itself is slower."""
+    """Return the text on what the factor excludes, or that the machine itself is slower."""
     explained = slower.explained
     if explained > 1 + BAND:
         why = "by which all else in a step is slower" if slower.has_slower_rest else "because the machine is slower"

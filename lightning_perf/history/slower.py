@@ -136,7 +136,7 @@ def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[li
     sessions = [*base, session]
     units = _units_per_step(sessions)
     known = {}
-    for name, all_series in (("step", _steps(sessions)), ("wall", _walls(sessions))):
+    for name, all_series in (("step", map(_typical, _groups(sessions))), ("wall", map(_walls, sessions))):
         runs = [
             one and one._replace(step_s=[step_s / n for step_s in one.step_s], fixed_s=fixed_s)
             for one, n, fixed_s in zip(all_series, units, _fixed_s(sessions), strict=True)
@@ -205,11 +205,6 @@ def _long_phase_s(session: Session) -> dict[str, float]:
     }
 
 
-def _steps(sessions: Sequence[Session]) -> list[TimeSeries | None]:
-    """Return the time per step of groups of blocks; None for runs without blocks."""
-    return [_typical(groups) for groups in _groups(sessions)]
-
-
 def _groups(sessions: Sequence[Session]) -> list[list[Sequence[Block]]]:
     """Return blocks in groups of about as many steps in each run, on which the level of skewed steps depends."""
     blocks = [whole_blocks(one.steady) if one.steady is not None else () for one in sessions]
@@ -258,9 +253,9 @@ def _typical_step_s(group: Sequence[Block], steps: int) -> float:
     return others_s if 0 < others_s < slowest_s / _SLOW else whole_s / steps
 
 
-def _walls(sessions: Sequence[Session]) -> list[TimeSeries | None]:
-    walls = [epoch_walls(one) for one in sessions]
-    return [TimeSeries(each, 1.0) if len(each) >= MIN_EPOCHS else None for each in walls]
+def _walls(session: Session) -> TimeSeries | None:
+    walls = epoch_walls(session)
+    return TimeSeries(walls, 1.0) if len(walls) >= MIN_EPOCHS else None
 
 
 def _units_per_step(sessions: Sequence[Session]) -> list[int]:

@@ -83,12 +83,13 @@ def default_file() -> Path | None:
         return None
     home = Path(os.path.expanduser("~"))
     usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
-    base = Path(os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state"))
-    return base / "lightning-perf" / "history.db" if base.is_absolute() else None  # a user without a home
+    bases = Path(os.environ.get("XDG_STATE_HOME", "")), usual.get(sys.platform, home / ".local" / "state")
+    # Relative paths do not count: https://specifications.freedesktop.org/basedir-spec/latest/
+    return next((base / "lightning-perf" / "history.db" for base in bases if base.is_absolute()), None)
 
 
 def _is_of_others(file: Path) -> bool:
-    """Return whether a file exists that is no database, which a broken history would be renamed for."""
+    """Return whether the file exists and is no SQLite database: it is the user's own and must not be renamed."""
     try:
         with file.open("rb") as opened:
             start = opened.read(len(_MAGIC))
@@ -224,7 +225,7 @@ class History:
         return database
 
     def _file_of_this_version(self, version: int) -> "History":
-        """Return a separate file for this version, if the usual one is of a newer version; that does not change."""
+        """Return the history in a file for this version; the usual file, of a newer version, stays as it is."""
         own = History(self.file.with_name(f"{self.file.stem}-v{SCHEMA}{self.file.suffix}"))
         if not own.file.exists():
             _log.warning("PerfDoctor's history %s is of a newer version (%d); this one uses %s.",
@@ -257,7 +258,7 @@ def _is_broken(error: sqlite3.DatabaseError) -> bool:
 
 
 def _session(content: bytes, name: str) -> Session:
-    """Return a session that this class saved; validating it would take ten times as long."""
+    """Return a saved session without validating it, which would take ten times as long."""
     session = msgspec.json.decode(content, type=Session)
     return session if session.schema_version == SCHEMA_VERSION else from_json(content, f"run {name}")
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from lightning_perf.records import STEP_PHASES, Comparison, Difference, Session
+from lightning_perf.reports.sections.earlier import change_text
 from lightning_perf.stats.comparison import leaves
 
 _DATA, _COMPUTE, _LOGS = ("data_wait",), ("forward", "backward"), ("logging", "callbacks")
@@ -119,7 +120,7 @@ class Suspect(msgspec.Struct, frozen=True):
     treatment: str
 
     def __str__(self) -> str:
-        return f"{self.name} {_short(self.name, self.base)} → {_short(self.name, self.new)}"
+        return change_text(self.name, self.base, self.new)
 
 
 def settings_of(session: Session) -> dict[str, str]:
@@ -224,7 +225,3 @@ def _name(path: str) -> str:
 
 def _rank(path: str) -> int:
     return _ORDER.get(_end(path), len(_ORDER))
-
-
-def _short(name: str, value: str) -> str:
-    return value[:7] if name == "commit" else value

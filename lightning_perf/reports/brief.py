@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from lightning_perf.records import Finding, ModelProfile, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
@@ -25,7 +25,6 @@ from .brief_lines import (
     command,
     fitted,
     labeled,
-    padded,
     part_of,
     titled,
     wrapped,
@@ -90,7 +89,7 @@ def _headline(session: Session) -> list[Line]:
 
 
 def _cautions(session: Session) -> Iterator[Line]:
-    """Yield what makes the verdict doubtful; it belongs next to it."""
+    """Yield reasons to doubt the verdict, which are shown next to it."""
     others = other_programs_fact(session)
     is_unsteady = any(finding.code == "PD902" for finding in session.findings)
     changed = "step time changed by over 10 % during the run" if is_unsteady else ""
@@ -132,7 +131,7 @@ def _rate(per_s: float | None, unit: str) -> str:
 
 
 def _peak(session: Session) -> str:
-    """Return the peak memory of the device that trains, of the host where there is none."""
+    """Return the peak memory of the first device, or of the host if there is none."""
     host, devices = session.memory.host_peak_rss_bytes, session.memory.devices
     if devices:
         return f"peak memory {part_of(devices[0].peak_reserved_bytes, devices[0].total_bytes)}"
@@ -180,7 +179,7 @@ def _modules(profile: ModelProfile | None) -> dict[str, str]:
 
 
 def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
-    """Return the phase of which the first line names a part, with a note of that part: ``of which PD104: 28 %``."""
+    """Return a note for the phase of which the first line names only a part: ``of which PD104: 28 %``."""
     finding = verdict_finding(session)
     if finding is None or not finding.claims:
         return {}
@@ -192,13 +191,14 @@ def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
 
 
 def _loader(session: Session) -> Iterator[Line]:
-    """Yield what the loader's probe measured where nothing was trained."""
+    """Yield the results of the loader probe if nothing was trained."""
     probe = session.loader_probe
     if probe is None or session.steady is not None:
         return
     yield BLANK
     yield from (Line((("  " + each, ""),)) for each in joined(loader.ceiling_facts(session), " · ", MAX_WIDTH))
-    for row in loader.curve_rows(session)[:_MAX_CURVE]:
+    rows = sorted(loader.curve_rows(session), key=lambda row: not row.mark)[:_MAX_CURVE]  # the best and those in use
+    for row in sorted(rows, key=lambda row: row.num_workers):
         rate = f"{wording.number(round(1 / row.fetch_s, 1))} batches/s" if row.fetch_s > 0 else ""
         name = wording.count(row.num_workers, "worker")
         yield Line(((f"  {name:<11}{rate:>14}  ", ""), bar(row.fill), (f"  {row.mark}" if row.mark else "", QUIET)))
@@ -226,7 +226,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
         rest = whole[len(text) :].strip()
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{padded(text, _FIX)} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
+            (f"{set_cell_size(text, _FIX)} {speedup:<{_SPEEDUP}}{fix.effort:<{_EFFORT}}{wording.certainty(first)}", ""),
         ))  # fmt: skip
         if rest:
             yield Line(((" " * 8 + rest, ""),))
@@ -242,9 +242,9 @@ def _speedup(session: Session, finding: Finding) -> str:
 
 
 def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
-    """Yield whatever is abnormal, one line each."""
+    """Yield abnormal measurements, one line each."""
     yield Line((), LAST_GAP)
-    yield from (labeled(label, wording.cut(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
+    yield from (labeled(label, wording.line(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Lines of brief reports: their parts, how they are drawn, and which are left out if there are too many."""
+"""Lines of brief reports: their parts, their drawing, and the order in which they are left out."""
 
 import textwrap
 from collections.abc import Sequence
@@ -45,15 +45,13 @@ class BriefReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MAX_WIDTH)
         for line in self.lines:
-            text = Text.assemble(
-                *((wording.fit_encoding(text, options.encoding), style) for text, style in line.segments)
-            )
-            text.no_wrap, text.overflow = True, "ignore"
+            segments = [(wording.fit_encoding(text, options.encoding), style) for text, style in line.segments]
+            if line.is_command and sum(cell_len(text) for text, _ in segments) > width:
+                del segments[-1]
+            shown = Text.assemble(*segments, no_wrap=True, overflow="ignore")
             if not line.is_command:
-                text.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
-            elif text.cell_len > width:
-                text.right_crop(len(line.segments[-1][0]))
-            yield text
+                shown.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
+            yield shown
 
 
 BLANK = Line((), GAP)
@@ -69,7 +67,7 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
 
 
 def titled(texts: Sequence[str], code: str, style: str, max_lines: int = 2) -> list[Line]:
-    """Return the first text that fits on so many lines (two or more); the last text is cut if none does."""
+    """Return the first text that fits on ``max_lines`` lines (at least two); if none does, the last one is cut."""
     forms = [wrapped(text, text_width(code)) for text in texts]
     first, *more = next((each for each in forms if len(each) <= max_lines), forms[-1])
     if len(more) >= max_lines:
@@ -86,11 +84,6 @@ def wrapped(text: str, width: int) -> list[str]:
         if all(cell_len(line) <= width for line in lines):
             break
     return lines
-
-
-def padded(text: str, width: int) -> str:
-    """Return a text filled with blanks to `width` cells."""
-    return text + " " * (width - cell_len(text))
 
 
 def text_width(code: str) -> int:
@@ -119,8 +112,8 @@ def command(label: str, text: str, purpose: str = "") -> Line:
 
 
 def bar(share: float) -> tuple[str, str]:
-    """Return a bar by its length, 0…1, and its style."""
-    return "█" * max(1, round(_BAR * share)), "cyan"
+    """Return a bar by its length, 0…1, and its style; parts of a session file may exceed their whole."""
+    return "█" * max(1, round(_BAR * min(share, 1.0))), "cyan"
 
 
 def part_of(n_bytes: int, total_bytes: int | None) -> str:

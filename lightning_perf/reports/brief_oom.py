@@ -1,10 +1,12 @@
 """The brief report of a run whose memory ran out: what filled it, what each fix frees, how to resume."""
 
-import os
 import re
 from collections.abc import Iterator
 
+from rich.cells import set_cell_size
+
 from lightning_perf.records import RANKS_FOLDER, Finding, OutOfMemory, Prescription, Session
+from lightning_perf.records.remote import any_path
 
 from . import wording
 from .brief_lines import (
@@ -17,7 +19,6 @@ from .brief_lines import (
     Line,
     bar,
     command,
-    padded,
     part_of,
     titled,
     wrapped,
@@ -50,10 +51,10 @@ def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iter
     if oom.checkpoint:
         yield command("resume", f"trainer.fit(model, ckpt_path={wording.short_path(oom.checkpoint)!r})")
     if oom.post_mortem_file:
-        folder = os.path.dirname(place) if place and place.endswith(".json") else place or ""
-        if os.path.basename(folder) == RANKS_FOLDER:
-            folder = os.path.dirname(folder)
-        file = os.path.normpath(os.path.join(folder, wording.line(oom.post_mortem_file, 200)))
+        folder = any_path(place or "")
+        folder = folder.parent if folder.suffix == ".json" else folder
+        folder = folder.parent if folder.name == RANKS_FOLDER else folder
+        file = str(folder / wording.line(oom.post_mortem_file, 200))
         yield command("memory", file, "what held memory at the failure")
 
 
@@ -100,7 +101,7 @@ def _fixes(finding: Finding | None) -> Iterator[Line]:
     for i, fix in enumerate(fixes, start=1):
         text, *rest = wrapped(_fix_text(fix), _FIX)[:2]
         size = f"~{wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
-        yield Line(((f"{i} ", QUIET), (f"{padded(text, _FIX)}  {size:<{_FREES}}{fix.effort}", "")))
+        yield Line(((f"{i} ", QUIET), (f"{set_cell_size(text, _FIX)}  {size:<{_FREES}}{fix.effort}", "")))
         yield from (Line((("  " + each, ""),)) for each in rest)
 
 

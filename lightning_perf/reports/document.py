@@ -19,7 +19,10 @@ PAGE_ROWS = 200
 
 
 class Part(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
-    """One element of a document; the lower-case name of its class is its type in JSON."""
+    """One element of a document; the lower-case name of its class is its type in JSON.
+
+    The first field of a part without content is empty.
+    """
 
 
 class Heading(Part, frozen=True):
@@ -157,8 +160,8 @@ class Diagnosis(Part, frozen=True, tag="finding"):
         is_open: Whether pages show it unfolded.
     """
 
-    code: str
     title: str
+    code: str
     severity: str
     remarks: str
     summary: str
@@ -217,13 +220,7 @@ def section(key: str, title: str, parts: Iterable[AnyPart], min_width: int = 0, 
 
 def has_content(part: AnyPart) -> bool:
     """Return whether the part has content."""
-    if isinstance(part, Note | Heading):
-        return bool(part.text)
-    if isinstance(part, Facts | Listing):
-        return bool(part.items)
-    if isinstance(part, Pairs | Table):
-        return bool(part.rows)
-    return bool(part.lines) if isinstance(part, Code) else True
+    return bool(getattr(part, part.__struct_fields__[0]))
 
 
 def visible(document: Document, width: int, figures: Collection[str] = ()) -> Iterator[Section]:

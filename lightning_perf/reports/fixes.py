@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_perf.records import AutopilotTry, Finding, Prescription, Session
-from lightning_perf.rules.wording import is_negligible
+from lightning_perf.rules.wording import headline_of, is_negligible
 
 from . import wording
 from .sections.findings import ordered_findings
@@ -63,11 +63,9 @@ def code_text(fix: Prescription, session: Session, limit: int) -> str:
     loader.
     """
     values = _arguments(fix)
-    match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
     if not values or (fix.trainer_flags and fix.loader_args):
         return ""
-    callee = fix.code.partition("(")[0] if match else "Trainer" if fix.trainer_flags else "DataLoader"
-    first = next(iter(values))
+    callee, first = _callee(fix), next(iter(values))
     if callee == "DataLoader" and any(each.stage == "train" for each in session.settings.loaders):
         callee = "train DataLoader"
     now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
@@ -88,8 +86,11 @@ def instruction(fix: Prescription, session: Session | None, limit: int = 90) -> 
         return text
     if session is not None and is_kept(fix, session):
         return f"the autopilot set {fix_text(fix, None, limit)}"
-    callee = "" if fix.trainer_flags else "DataLoader" if fix.loader_args else fix.code.partition("(")[0]
-    return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
+    return f"set {text}{'' if fix.trainer_flags or '(' in text else f' in {_callee(fix)}'}"
+
+
+def _callee(fix: Prescription) -> str:
+    return "Trainer" if fix.trainer_flags else "DataLoader" if fix.loader_args else fix.code.partition("(")[0]
 
 
 def _arguments(fix: Prescription) -> dict[str, str]:
@@ -114,7 +115,7 @@ def clause(text: str, limit: int = 200) -> str:
 
 def first_sentence(text: str) -> str:
     """Return the first sentence without its full stop."""
-    return wording.line(text, 400).split(". ")[0].rstrip(".")
+    return headline_of(wording.line(text, 400))
 
 
 def alternatives(group: Sequence[Finding], session: Session, limit: int) -> str:
@@ -166,7 +167,7 @@ def is_kept(fix: Prescription, session: Session) -> bool:
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:
-    """Return whether two findings cannot both save what they claim, because a phase took less than that together."""
+    """Return whether two findings claim more of a phase than it took, so that not both can save what they claim."""
     phases = session.steady.phases if session.steady is not None else {}
     main = max(other.claims, key=lambda phase: other.claims[phase], default="")
     if main not in one.claims:

@@ -4,14 +4,18 @@ Figures are written with non-ASCII signs (``µs``, ``–``, ``≤``); ``fit_enco
 output cannot show them.
 """
 
+import codecs
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from lightning_perf.records import Evidence, Finding, Gain, Interval
 from lightning_perf.records.text import clean
 from lightning_perf.rules.wording import is_negligible, speedup
+
+T = TypeVar("T")
 
 UNKNOWN = "n/a"
 ELLIPSIS = "…"
@@ -138,6 +142,11 @@ def interval_text(interval: Interval) -> str:
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
+def speedup_text(interval: Interval | None) -> str:
+    """Return a measured speedup with its confidence interval: ``1.83x (1.80–1.86)``; empty without one."""
+    return "" if interval is None else f"{times(interval.value)} ({interval_text(interval)})"
+
+
 def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
@@ -168,6 +177,11 @@ def quantity(value: float | int | str | bool, unit: str) -> str:
     if unit in ("", "count"):
         return number(value)
     return f"{number(value)} {line(unit, 24)}"
+
+
+def known(value: T | None, write: Callable[[T], str]) -> str:
+    """Return the text that ``write`` makes of a value; empty for None."""
+    return "" if value is None else write(value)
 
 
 def phase_name(name: str) -> str:
@@ -202,7 +216,9 @@ def cut(text: str, limit: int) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return a path relative to the current folder if it lies below, otherwise as it is."""
+    """Return a path relative to the current folder if it lies below; other paths, and URLs, as they are."""
+    if "://" in path:
+        return path
     try:
         below = os.path.relpath(path)
     except (OSError, ValueError):  # no current folder, or another drive
@@ -214,20 +230,18 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     """Replace characters that the encoding lacks: ``–`` by ``-``, those without an equivalent by ``?``."""
     encoding = encoding or "ascii"
     try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return "".join(_fitting(character, encoding) for character in text)
+        return text.encode(encoding, _ERRORS).decode(encoding)
     except LookupError:
         return fit_encoding(text, "ascii")
-    return text
 
 
-def _fitting(character: str, encoding: str) -> str:
-    try:
-        character.encode(encoding)
-    except UnicodeEncodeError:
-        return _ASCII_SIGNS.get(character, "?")
-    return character
+def _ascii_signs(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+_ERRORS = "lightning_perf.ascii_signs"
+codecs.register_error(_ERRORS, _ascii_signs)
 
 
 def _minutes(value: float) -> str:

@@ -9,7 +9,7 @@ from .loader_curve import predicted_steps
 from .signals import steps_text
 from .thresholds import EXPLAINED_PART, LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import lacks_device_events
-from .wording import is_negligible, number_of, percent, speedup
+from .wording import headline_of, is_negligible, number_of, percent, speedup
 
 QUALITY = "quality"
 
@@ -92,7 +92,7 @@ def expectation(gain: Gain) -> str:
 
 
 def _line(finding: Finding) -> str:
-    headline = finding.summary.split(". ")[0].rstrip(".")
+    headline = headline_of(finding.summary)
     advice = f": {finding.prescriptions[0].summary.rstrip('.')}" if finding.prescriptions else ""
     notes = [expectation(finding.gain)] if finding.gain is not None and not is_negligible(finding.gain) else []
     notes += [] if is_measured(finding) else ["not measured"]

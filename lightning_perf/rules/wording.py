@@ -1,6 +1,7 @@
 """Formatting of numbers and places in the texts of findings."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -78,6 +79,11 @@ def _rounded(value: float, decimals: int, to_whole: Callable[[float], int]) -> s
 def is_negligible(gain: Gain) -> bool:
     """Return whether a fix would save less than 2 % at most: no report shows such a speedup."""
     return gain.high * (1 - LOW_SHARE) < 1
+
+
+def headline_of(summary: str) -> str:
+    """Return the first sentence of a finding's summary, without its full stop; ``e.g.`` ends none."""
+    return re.split(r"(?<!\be\.g)\. ", summary, maxsplit=1)[0].rstrip(".")
 
 
 def place(function: str, site: str) -> str:

@@ -86,8 +86,7 @@ class App:
         except Reading as reading:
             response = _json(request, {"state": "reading", "text": str(reading)})
         except PerfDoctorError as error:
-            # The request is valid; the error is shown in the view of that run.
-            response = _json(request, {"state": "failed", "error": wording.line(str(error), 1_000)})
+            response = _json(request, _failed(error))
         return response(environ, start_response)
 
     def _answer(self, request: Request) -> Response:
@@ -144,11 +143,16 @@ class App:
         if name not in VIEWS:
             raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
         entry = self._entry(request, "run")
-        shown = self._shown(request, "run", "trace")
         if name == "ranks" and entry.kind == "traces" and len(entry.files) > 1:
             files = [os.path.join(entry.path, file) for file in entry.files]
             parts = trace_ranks_parts(self._library.traces.ask(read_ranks, files))
             return _json(request, _ready([section("ranks", "", parts, is_short=True)]))
+        try:
+            shown = self._shown(request, "run", "trace")
+        except PerfDoctorError as error:  # another trace may be readable
+            chosen = _number_parameter(request, "trace")
+            index = len(entry.files) - 1 if chosen is None else chosen
+            return _json(request, _failed(error) | {"traces": entry.files, "trace": index})
         try:
             sections, empty = draw(name, shown)
         except Exception as error:  # noqa: BLE001 - shown in the view, below the verdict
@@ -282,6 +286,11 @@ def _warn_about_torch_tb_profiler() -> None:
 
 
 _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache")]
+
+
+def _failed(error: PerfDoctorError) -> dict[str, Any]:
+    """Return the response to a valid request whose run cannot be read; the view shows the error."""
+    return {"state": "failed", "error": wording.line(str(error), 1_000)}
 
 
 def _ready(sections: Iterable[Section]) -> dict[str, Any]:

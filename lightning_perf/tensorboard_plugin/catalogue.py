@@ -231,14 +231,15 @@ def trial_of(entry: Entry, entries: Iterable[Entry]) -> Entry | None:
 def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[str, str]]:
     """Return name and folder of each log directory on this machine, from the values of TensorBoard's arguments.
 
-    ``--logdir_spec`` is a list of ``name:folder`` or folders, separated by commas.
+    ``--logdir_spec`` is a list of ``name:folder`` or folders, separated by commas. Of several, a folder without a
+    name is named by its path.
     """
-    given = [("", logdir)] if logdir else []
-    for one in (logdir_spec or "").split(","):
+    given = [("", logdir)] if logdir and "://" not in logdir else []
+    listed = [one for one in (logdir_spec or "").split(",") if one and "://" not in one]
+    for one in listed:
         name, colon, folder = one.partition(":")
-        if one and "://" not in one:
-            given.append((name, folder) if colon and name else ("", one))
-    return [(name, os.path.expanduser(folder)) for name, folder in given if "://" not in folder]
+        given.append((name, folder) if colon and name else (one if len(listed) > 1 else "", one))
+    return [(name, os.path.expanduser(folder)) for name, folder in given]
 
 
 def _label(label: str, file: str, head: Head | None) -> str:

@@ -13,7 +13,7 @@ from lightning_perf.stats.comparison import compare_sessions
 from .library import Shown
 
 _MIN_SHARE = 0.001
-"""Share of the analyzed time below which operators and kernels are left out."""
+"""Operators and kernels below this share of the analyzed time are left out."""
 
 
 def diff(base: Shown, new: Shown) -> Iterator[Section]:

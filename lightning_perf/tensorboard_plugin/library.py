@@ -223,7 +223,7 @@ def _trace_beside(session: str, name: str | None) -> str | None:
     folder = Path(session).parent
     file = folder.joinpath(*parts)
     is_below = file.resolve().is_relative_to(folder.resolve())  # it may be a link
-    return str(file) if is_below and file.is_file() else None
+    return str(file) if is_below and os.path.isfile(file) else None  # False for a name that is too long
 
 
 def session_of(record: TraceRecord) -> Session:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import mimetypes
+import os
 import re
 from base64 import b64encode
 from hashlib import sha256
@@ -10,7 +11,7 @@ from pathlib import Path
 _KINDS = {".wasm": "application/wasm", ".js": "text/javascript", ".json": "application/json", ".css": "text/css",
           ".html": "text/html", ".woff2": "font/woff2"}  # fmt: skip
 
-_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.*?)</script>", re.DOTALL)
 
 
 def folder() -> Path | None:
@@ -44,7 +45,7 @@ def file(name: str) -> tuple[bytes, str] | None:
     if name.endswith("service_worker.js"):
         return None
     target = (inside / name).resolve()
-    if not target.is_relative_to(inside.resolve()) or not target.is_file():
+    if not target.is_relative_to(inside.resolve()) or not os.path.isfile(target):  # False for a name that is too long
         return None
     kind = _KINDS.get(target.suffix) or mimetypes.guess_type(target.name)[0] or "application/octet-stream"
     return target.read_bytes(), kind

@@ -9,7 +9,7 @@ from lightning_perf.reports.figures.palette import BLUE, GRAY, GREEN, ORANGE, PU
 from lightning_perf.reports.figures.parts import Figure, figure, label, rows_axis, seconds_scale
 from lightning_perf.reports.wording import count, seconds
 from lightning_perf.traces import Trace
-from lightning_perf.traces.kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
+from lightning_perf.traces.kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
 
 MAX_EVENTS = 300
 """Events per lane; bars of further events would be thinner than a pixel and slow down the page."""
@@ -24,7 +24,6 @@ _KINDS = {
     KERNEL: ("kernels", BLUE),
     MEMCPY: ("copies", ORANGE),
     MEMSET: ("memory set", GRAY),
-    DEVICE_ANNOTATION: ("steps and phases on the device", PURPLE),
 }
 _HOST = (ANNOTATION, OPERATOR, RUNTIME)
 _DEVICE = (KERNEL, MEMCPY, MEMSET)
@@ -63,8 +62,9 @@ def lanes_of(trace: Trace) -> tuple[Lane, ...]:
     ]
     places = trace.devices[device].astype(np.int64) * 2**32 + trace.streams[device]
     for place in _busiest(trace, places, device, MAX_STREAMS):
-        of_device, stream = divmod(place, 2**32)
-        found.append(_lane(trace, device[places == place], f"device {of_device}, stream {stream}"))
+        rows = device[places == place]
+        ids = ("unknown" if of[rows[0]] < 0 else of[rows[0]] for of in (trace.devices, trace.streams))
+        found.append(_lane(trace, rows, "device {}, stream {}".format(*ids)))
     return tuple(lane for lane in found if lane.events)
 
 

@@ -158,6 +158,9 @@ def test_link_opens_the_section_that_it_leads_to(browser: Browser, tmp_path: Pat
     assert not browser.find("#memory table").is_displayed()
     browser.find("nav a[href='#memory']").click()
     browser.wait(lambda _: browser.find("#memory table").is_displayed())
+    assert not browser.find("#PD502 table").is_displayed()
+    browser.driver.execute_script("location.hash = '#PD502'")
+    browser.wait(lambda _: browser.find("#PD502 table").is_displayed())
 
 
 def test_verdict_time_and_fixes_are_visible_without_a_click_on_the_first_screen(

@@ -308,6 +308,16 @@ def test_a_run_added_meanwhile_appears(browser: Browser, board: Board, session: 
         shutil.rmtree(logdir / "second")
 
 
+def test_view_is_drawn_again_when_tensorboard_answers_again(browser: Browser, board: Board) -> None:
+    browser.open(board.tab)
+    show(browser, "overview", unfold=False)
+    browser.network(False)
+    browser.wait(lambda _: any("cannot reach TensorBoard" in text for text in problems(browser)))
+    browser.network(True)
+    browser.find("main .verdict")
+    assert problems(browser) == []
+
+
 def test_tab_is_active_for_traces_without_a_session(browser: Browser, tmp_path: Path, chromium: Any) -> None:
     events = [
         {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 900_000},
@@ -317,6 +327,9 @@ def test_tab_is_active_for_traces_without_a_session(browser: Browser, tmp_path: 
     logs = tmp_path / "logs"
     (logs / "made up").mkdir(parents=True)
     (logs / "made up" / "host.1.pt.trace.json.gz").write_bytes(gzip.compress(content))
+    for name, part in (("host.1", content), ("host.2", content[:50])):
+        (logs / "cut").mkdir(exist_ok=True)
+        (logs / "cut" / f"{name}.pt.trace.json").write_bytes(part)
     real = FOLDER / "resnet50-workers0.json.gz"
     if real.is_file():
         (logs / "real").mkdir()
@@ -330,16 +343,24 @@ def test_tab_is_active_for_traces_without_a_session(browser: Browser, tmp_path: 
             show(browser, "operators")
             assert browser.find('[data-table="operators"] tbody td').text == "aten::<b>bold</b>"
             assert numbers(browser, "operators", 4) == [0.3]
+            select(browser, "#run", "cut/traces")
+            browser.find("main .problem")
+            select(browser, "#trace", "0")  # the latest is unreadable
+            browser.find('main[data-run="cut/traces"] [data-table="operators"]')
             if real.is_file():
                 _shows(browser, logs / "real" / "host.2.pt.trace.json.gz")
         finally:
             browser.driver.switch_to.default_content()
 
 
+def select(browser: Browser, selector: str, value: str) -> None:
+    browser.find(f'{selector} option[value="{value}"]')
+    script = "const [s, v] = arguments; s.value = v; s.dispatchEvent(new Event('change'))"
+    browser.driver.execute_script(script, browser.find(selector), value)
+
+
 def choose(browser: Browser, run: str) -> None:
-    browser.find(f'#run option[value="{run}"]')
-    script = "const s = document.querySelector('#run'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
-    browser.driver.execute_script(script, run)
+    select(browser, "#run", run)
     browser.wait(lambda _: browser.all(f'main[data-run="{run}"][aria-busy="false"]'), 60)
 
 

@@ -13,7 +13,7 @@ import pytest
 from traces.rank_traces import rank_events, save
 
 from lightning_perf.cli import view
-from lightning_perf.cli.app import main
+from tests.cli.command_line import call
 
 FIXTURES = Path(__file__).parents[1] / "traces" / "fixtures"
 ITEM_LOOP = FIXTURES / "cpu-item-loop.json.gz"
@@ -23,13 +23,6 @@ CONTRACT = {
     "copies", "syncs", "kernels", "operators", "findings", "verdict",
 }  # fmt: skip
 HOSTILE_NAME = "aten::[red]</b>|x\x1b[2J"
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["lightning-perf", *map(str, arguments)])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-    return int(leaving.value.code or 0)
 
 
 def ranks(folder: Path) -> Path:

@@ -9,19 +9,13 @@ import pytest
 from lightning_perf import __version__
 from lightning_perf.cli.app import COMMANDS, main
 from lightning_perf.errors import TraceError
+from tests.cli.command_line import call
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lightning_perf", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["lightning-perf", *arguments])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-    return int(leaving.value.code or 0)
 
 
 def test_help_lists_every_verb_without_importing_any(tmp_path: object) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from history.runs import run
 
 from benchmarks.comparison.simulated_sessions import simulated
-from cli.test_report import BLOCKER, call
 from lightning_perf.records import Comparison
+from tests.cli.command_line import BLOCKER, call
 
 
 @pytest.fixture
@@ -62,6 +63,14 @@ def test_gate_fails_only_when_the_whole_interval_is_beyond_it(
     assert captured.err.startswith(f"lightning-perf: regression beyond {percent} %: time per step is") == (code == 1)
 
 
+def test_gate_names_the_sample_when_batch_sizes_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, new = (run(i, loader={"batch_size": size}).save(tmp_path / str(i)).parent for i, size in ((1, 32), (2, 16)))
+    assert call(monkeypatch, "compare", base, new, "--fail-on-regression", 5) == 1
+    assert "regression beyond 5 %: time per sample is " in capsys.readouterr().err
+
+
 def test_gate_passes_when_the_training_became_faster(base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "compare", slower, base, "--fail-on-regression", "0") == 0
 
@@ -85,7 +94,7 @@ def test_a_folder_of_folders_is_a_side_of_several_runs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("{base}", "{base}"), "are the same run (1)"),
         (("{base}", "nowhere"), "cannot read a session from nowhere"),
@@ -96,7 +105,7 @@ def test_a_folder_of_folders_is_a_side_of_several_runs(
     ],
 )
 def test_bad_input_gives_one_clear_error(
-    arguments: tuple[str, ...], told: str, base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], expected: str, base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     given = [argument.format(base=base, slower=slower) for argument in arguments]
@@ -104,7 +113,7 @@ def test_bad_input_gives_one_clear_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("lightning-perf: ")
-    assert told in captured.err
+    assert expected in captured.err
     assert captured.err.count("\n") == 1
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from lightning_perf.cli.config import FORMATS
 from lightning_perf.records import Finding, Prescription, Session, TrainerSettings
-from tests.cli.test_report import BLOCKER, call
+from tests.cli.command_line import BLOCKER, call
 from tests.rules.session_builder import build_session
 
 BASE = "trainer: {accelerator: cpu, callbacks: [{class_path: lightning.pytorch.callbacks.LearningRateMonitor}]}"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from history.runs import run
 
-from cli.test_report import call
 from lightning_perf.history.store import VARIABLE, History
 from lightning_perf.records.remote import any_path
+from tests.cli.command_line import call
 
 Out = pytest.CaptureFixture[str]
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from reports.sessions import SESSIONS, starved
 
-from lightning_perf.cli.app import main
 from lightning_perf.cli.report import FORMATS
 from lightning_perf.records import RANKS_FOLDER, RankSummary, combine_ranks, files
 from lightning_perf.reports import formats
@@ -19,31 +18,12 @@ from lightning_perf.reports.console import brief_report, session_document, to_te
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules, diagnose
-
-BLOCKER = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "lightning", "pytorch_lightning", "torchmetrics"):
-            raise ImportError(f"{name} must not be imported")
-
-sys.meta_path.insert(0, Refuse())
-from lightning_perf.cli.app import main
-main()
-"""
+from tests.cli.command_line import BLOCKER, call
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return starved().save(tmp_path / "run")
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["lightning-perf", *map(str, arguments)])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-    return int(leaving.value.code or 0)
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -169,8 +149,8 @@ def test_error_names_the_field_in_one_line_when_it_is_out_of_bounds(
     document["steady"][field] = value
     saved.write_text(json.dumps(document), encoding="utf-8")
     assert call(monkeypatch, verb, *([saved] if verb == "report" else [saved, saved])) == 2
-    [told] = capsys.readouterr().err.splitlines()
-    assert f"`$.steady.{field}`" in told
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"`$.steady.{field}`" in line
 
 
 def test_report_runs_the_rules_again_only_when_asked(

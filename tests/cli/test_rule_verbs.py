@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from lightning_perf.cli import rules as rules_verb
-from lightning_perf.cli.app import main
 from lightning_perf.rules.engine import all_rules
+from tests.cli.command_line import call
 
 RULES = tuple(rule for rule in all_rules() if rule.code in ("PD101", "PD502"))
 DOCS = RULES[0].docs
@@ -16,13 +15,6 @@ DOCS = RULES[0].docs
 @pytest.fixture(autouse=True)
 def _two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules_verb, "all_rules", lambda: RULES)
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["lightning-perf", *arguments])
-    with pytest.raises(SystemExit) as leaving:
-        main()
-    return int(leaving.value.code or 0)
 
 
 @pytest.mark.parametrize("wanted", ["PD101", "pd101", "starved-by-loader", "Starved-By-Loader"])

@@ -56,18 +56,18 @@ def test_script_with_its_own_perf_doctor_keeps_it_and_gets_treatments(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("code", "returned", "told"),
+    ("code", "returned", "expected"),
     [
         ("print('nothing')", 2, "never imported Lightning's Trainer"),
         ("import sys; sys.exit(7)", 7, "never imported Lightning's Trainer"),
     ],
 )
 def test_exit_code_is_the_commands_and_a_missing_trainer_is_reported(
-    tmp_path: Path, code: str, returned: int, told: str
+    tmp_path: Path, code: str, returned: int, expected: str
 ) -> None:
     done = run(tmp_path, "--", sys.executable, "-c", code)
     assert done.returncode == returned
-    assert told in done.stderr
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -79,15 +79,15 @@ def test_options_behind_the_command_are_the_commands_own(tmp_path: Path, before:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--with", "no-such", "--", "true"], "is not a treatment"),
         (["--", "no-such-command"], "No such file"),
         (["--", "python", "-I", "train.py"], "ignore PYTHONPATH"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], expected: str) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1

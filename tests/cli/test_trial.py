@@ -27,7 +27,7 @@ def trial(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-FATES = {
+FAILURES = {
     "log-every-n=103": "RuntimeError: a kernel went missing",
     "log-every-n=104": "time limit of 25 s",
     "log-every-n=105": "its limit is 2.00 GiB",
@@ -39,7 +39,7 @@ FATES = {
 TRIED = thinned(["log-every-n=103", "log-every-n=106"], ["log-every-n=104", "log-every-n=105"])
 
 
-def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_path: Path) -> None:
+def test_failures_are_reported_and_files_of_the_user_do_not_change(tmp_path: Path) -> None:
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()
     scripts.put(work, train=scripts.PLANTED)
@@ -48,21 +48,21 @@ def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_pat
     limits = ["--steps", "300", "--repeats", "1", "--time-limit", str(time_limit_s), "--memory-limit", "2G"]
     done = trial(work, "--out", str(out), "--try", ",".join(TRIED), *limits, "--json", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    runs = {run["arm"]: run for run in told["runs"]}
+    record = json.loads(done.stdout)
+    runs = {run["arm"]: run for run in record["runs"]}
     assert runs["baseline"]["n_steps"] == runs["baseline-again"]["n_steps"] == 300
     for arm in TRIED:
         assert runs[arm]["status"] == "failed"
-        assert FATES[arm] in runs[arm]["reason"]
+        assert FAILURES[arm] in runs[arm]["reason"]
         assert "trained to the end" not in (out / runs[arm]["log"]).read_text()
-    assert told["best"] == "baseline"
-    assert load(out).trials[0].id == told["id"]
+    assert record["best"] == "baseline"
+    assert load(out).trials[0].id == record["id"]
     assert load(out).findings
     assert scripts.tree(work) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--", sys.executable, "-c", "print('one'); raise SystemExit(4)"], "it exited with 4: one"),
         (["--try", "no-such", "--", "true"], "is not a treatment"),
@@ -70,10 +70,10 @@ def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_pat
         (["--", "python", "-E", "train.py"], "ignore PYTHONPATH"),
     ],
 )
-def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], expected: str) -> None:
     done = trial(tmp_path, "--out", "out", *arguments)
     assert done.returncode == 2
-    assert told in done.stderr.splitlines()[-1]
+    assert expected in done.stderr.splitlines()[-1]
 
 
 def test_too_short_a_training_is_one_clear_error(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_interrupt_during_the_diagnosis_ends_the_training_and_is_reported(tmp_pa
     assert wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     pid = int((tmp_path / "pid").read_text())
     going.send_signal(signal.SIGINT)
-    _, told = going.communicate(timeout=60)
+    _, errors = going.communicate(timeout=60)
     assert going.returncode == 130
-    assert "nothing to report" in told
+    assert "nothing to report" in errors
     assert not is_alive(pid)
 
 
-def test_arms_become_rows_for_tensorboard_and_those_of_an_interrupted_trial_go(tmp_path: Path) -> None:
+def test_arms_become_rows_for_tensorboard_and_replace_those_of_an_interrupted_trial(tmp_path: Path) -> None:
     _write_hparams(tmp_path, climbed())
     _write_hparams(tmp_path, climbed())
     n_measured = sum(arm.step_s is not None for arm in climbed().arms)
@@ -116,9 +116,7 @@ def test_arms_become_rows_for_tensorboard_and_those_of_an_interrupted_trial_go(t
     assert not (tmp_path / TENSORBOARD_FOLDER).exists()
 
 
-def test_folder_that_cannot_be_written_to_costs_the_rows_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_is_reported_when_rows_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     _write_hparams(tmp_path / "file", climbed())
     assert "nothing was written for TensorBoard" in capsys.readouterr().err

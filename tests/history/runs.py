@@ -44,12 +44,12 @@ def run(
         torch=TorchSettings(**{"n_threads": 8, **dict(torch)}),
     )
     host = {"os": "Linux", "python": "3.11", "cpu_model": "made up", "usable_cores": 8.0, "versions": VERSIONS}
-    told = {"parameters": "p", "sample_shapes": ("3x32x32", ""), "commit": "a" * 40, "branch": "main"}
+    known = {"parameters": "p", "sample_shapes": ("3x32x32", ""), "commit": "a" * 40, "branch": "main"}
     session = simulated(
         n,
         settings=settings,
         machine=Machine(**{**host, **dict(machine)}),
-        provenance=Provenance(**{**told, **dict(provenance)}),
+        provenance=Provenance(**{**known, **dict(provenance)}),
         **kind,
     )
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1_700_000_000 + 3600 * n))

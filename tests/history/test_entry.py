@@ -64,7 +64,7 @@ def test_key_is_that_of_the_whole_session() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SESSIONS) - {"hostile"}))
-def test_what_is_kept_of_a_session_is_a_session(name: str) -> None:
+def test_reduced_session_is_a_valid_session(name: str) -> None:
     part = reduced(SESSIONS[name]())
     assert from_json(msgspec.json.encode(part), "row") == part
     assert reduced(part) == part

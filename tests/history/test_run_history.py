@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from reports.sessions import spread
 
 from benchmarks.comparison.simulated_sessions import STEP_S
 from lightning_perf.history.run_history import RunHistory
 from lightning_perf.history.store import History
-from lightning_perf.records import HostTelemetry, Session, Spread, Telemetry
+from lightning_perf.records import HostTelemetry, Session, Telemetry
 
 from .runs import run
 
@@ -37,14 +38,10 @@ def test_news_say_that_nothing_changed_and_how_many_times_as_slow(history_file: 
     assert text.endswith("no setting or version changed")
 
 
-def steady(value: float) -> Spread:
-    return Spread(n=9, mean=value, p5=value, p50=value, p95=value, min=value, max=value)
-
-
 @pytest.mark.parametrize(("busy", "says"), [(0.5, True), (0.3, False)])
 def test_news_say_when_other_programs_use_the_cores(history_file: Path, busy: float, says: bool) -> None:
     slow = run(9, slower=1.5)
-    host = HostTelemetry(n_samples=9, process_cpu_cores=steady(2.0), cpu_busy_fraction=steady(busy))
+    host = HostTelemetry(n_samples=9, process_cpu_cores=spread(2.0), cpu_busy_fraction=spread(busy))
     text = with_runs(history_file).news(msgspec.structs.replace(slow, telemetry=Telemetry(hz=1.0, host=host)))
     assert text is not None
     assert text.endswith("no setting or version changed; other programs used 2.0 of 8 cores") is says
@@ -195,7 +192,7 @@ def test_nothing_is_kept_when_switched_off(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_used_costs_only_the_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_goes_on_when_its_history_file_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     history = RunHistory(tmp_path / "file" / "history.db")
     with caplog.at_level(logging.INFO, "lightning_perf"):

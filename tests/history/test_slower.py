@@ -10,8 +10,8 @@ from benchmarks.comparison.simulated_sessions import STEP_S
 from lightning_perf.history.entry import reduced
 from lightning_perf.history.slower import (
     _grouped,
+    _groups,
     _ratios,
-    _steps,
     _typical,
     detectable_factor,
     explained_factor,
@@ -51,7 +51,7 @@ def test_times_per_sample_are_compared_if_the_batch_size_was_changed() -> None:
 def test_runs_of_different_length_are_compared_in_parts_of_equal_length() -> None:
     short, long = (reduced(run(i, n_epochs=n, steps_an_epoch=250)) for i, n in ((1, 1), (2, 4)))
     assert [each.steady.timeline[0].n_steps for each in (short, long) if each.steady is not None] == [4, 8]
-    assert {each.part_length for each in _steps([short, long]) if each is not None} == {8}
+    assert {each.part_length for each in map(_typical, _groups([short, long])) if each is not None} == {8}
 
 
 @pytest.mark.parametrize(

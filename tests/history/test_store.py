@@ -78,6 +78,10 @@ def test_file_is_the_given_one_or_in_the_state_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv(store.VARIABLE, "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert default_file() == tmp_path / "state" / "lightning-perf" / "history.db"
+    monkeypatch.setenv("XDG_STATE_HOME", "state")  # relative paths do not count
+    found = default_file()
+    assert found is not None
+    assert found.is_absolute()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="homes are found elsewhere")
@@ -220,29 +224,29 @@ def test_a_network_disk_has_no_wal(history: History, monkeypatch: pytest.MonkeyP
     assert sqlite3.connect(history.file).execute("pragma journal_mode").fetchone() == ("delete",)
 
 
-def _write(file: Path, number: int, said: Path) -> None:
+def _write(file: Path, number: int, log: Path) -> None:
     for n in range(1_000):
         name = f"{number}-{n}"
         try:
             History(file).save(run(1, n_epochs=1, steps_an_epoch=20, id=name))
         except sqlite3.OperationalError:
             continue
-        with said.open("a") as lines:
-            lines.write(f"{name}\n")
+        with log.open("a") as opened:
+            opened.write(f"{name}\n")
 
 
-def test_every_run_said_to_be_saved_is_there_when_writers_are_killed(history: History, tmp_path: Path) -> None:
+def test_every_run_logged_as_saved_is_there_when_writers_are_killed(history: History, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write, args=(history.file, n, tmp_path / f"said{n}")) for n in range(3)]
+    writers = [context.Process(target=_write, args=(history.file, n, tmp_path / f"log{n}")) for n in range(3)]
     for each in writers:
         each.start()
-    said = [tmp_path / f"said{n}" for n in range(3)]
+    logs = [tmp_path / f"log{n}" for n in range(3)]
     end_s = time.monotonic() + 60
-    while time.monotonic() < end_s and not all(each.exists() for each in said):
+    while time.monotonic() < end_s and not all(each.exists() for each in logs):
         time.sleep(0.01)
     for each in writers:
         each.kill()
         each.join()
-    names = {name for each in said for name in each.read_text().splitlines()}
+    names = {name for each in logs for name in each.read_text().splitlines()}
     assert names
     assert names <= {row.id for row in history.rows()}

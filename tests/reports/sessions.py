@@ -37,6 +37,7 @@ from lightning_perf.records import (
     Run,
     Session,
     Settings,
+    Spread,
     StageTimes,
     TorchSettings,
     TrainerSettings,
@@ -72,6 +73,11 @@ def stage(span_s: float, n_steps: int, shares: dict[str, float], samples_per_s: 
         phases=phases,
         is_steady=True,
     )
+
+
+def spread(value: float) -> Spread:
+    """Return readings that all have one value."""
+    return Spread(n=60, mean=value, p5=value, p50=value, p95=value, min=value, max=value)
 
 
 STARVED_BY_LOADER = Finding(
@@ -231,7 +237,7 @@ def twelve_findings() -> Session:
 
 
 def hostile() -> Session:
-    """Names and texts that try to break out: markup, HTML, Markdown, escape sequences, great length."""
+    """Return a session whose texts hold markup, HTML, Markdown and escape sequences, or are very long."""
     bad = "[bold]x[/bold] [/] <script>alert(1)</script> | ``` `a` \x1b[31mred\x1b[0m\x07\x00 \u202eevil\n# head"
     finding = msgspec.structs.replace(
         STARVED_BY_LOADER,
@@ -337,7 +343,7 @@ def validate_stage() -> Session:
     )
 
 
-def memory_looked_at() -> Session:
+def memory_sampled() -> Session:
     base = ddp()
     breakdown = Breakdown(
         device="cuda:0",
@@ -392,7 +398,7 @@ def memory_looked_at() -> Session:
 
 
 def loader_probed() -> Session:
-    """A starved run whose loader was taken apart."""
+    """Return a starved run whose loader was probed."""
     base = starved()
 
     def repeated(seconds: float, longest: float) -> Repeated:
@@ -460,6 +466,6 @@ SESSIONS: dict[str, Callable[[], Session]] = {
     "too_short": too_short,
     "ddp": ddp,
     "validate_stage": validate_stage,
-    "memory_looked_at": memory_looked_at,
+    "memory_sampled": memory_sampled,
     "loader_probed": loader_probed,
 }

@@ -32,7 +32,7 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 def out_of_memory() -> Session:
     """Return a run whose device ran out of memory in its 13th step, diagnosed."""
-    base = SESSIONS["memory_looked_at"]()
+    base = SESSIONS["memory_sampled"]()
     oom = OutOfMemory(
         where="device",
         error="OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.1 GiB free",
@@ -93,7 +93,7 @@ RUNS: dict[str, Callable[[], Session]] = {
     **SESSIONS,
     **{
         name: functools.partial(lambda make: diagnose(make()), SESSIONS[name])
-        for name in ("starved", "ddp", "memory_looked_at", "loader_probed")
+        for name in ("starved", "ddp", "memory_sampled", "loader_probed")
     },
     "out_of_memory": out_of_memory,
     "two_ranks": two_ranks,
@@ -117,6 +117,15 @@ def test_steps_of_a_demo_take_no_longer_than_its_run(fault: str) -> None:
     session = demo(fault)
     assert session.steady is not None
     assert session.run.n_steps * session.steady.step_s.p50 <= session.run.wall_s
+
+
+def test_bar_is_no_longer_than_its_column_when_a_phase_exceeds_its_span() -> None:
+    session = starved()
+    assert session.steady is not None
+    phases = {"forward": msgspec.structs.replace(session.steady.phases["forward"], total_s=1e9)}
+    steady = msgspec.structs.replace(session.steady, phases=phases)
+    segments = brief_report(msgspec.structs.replace(session, steady=steady, findings=())).lines
+    assert max(text.count("█") for line in segments for text, _ in line.segments) == 30
 
 
 def test_phase_row_names_the_part_of_the_first_line() -> None:
@@ -222,9 +231,37 @@ def test_out_of_memory_of_another_rank_names_the_post_mortem_beside_the_folder_o
     assert "memory   perf_logs/demo/out_of_memory.txt" in text
 
 
+def test_out_of_memory_says_how_to_resume_when_the_checkpoint_has_a_long_path() -> None:
+    session, path = out_of_memory(), f"/logs/{'x' * 90}/epoch=3.ckpt"
+    oom = msgspec.structs.replace(session.memory.oom, checkpoint=path)
+    text = text_of(msgspec.structs.replace(session, memory=msgspec.structs.replace(session.memory, oom=oom)))
+    assert f"resume   trainer.fit(model, ckpt_path='{path}')\n" in text
+
+
+def test_out_of_memory_keeps_urls_of_checkpoint_and_post_mortem() -> None:
+    session = out_of_memory()
+    oom = msgspec.structs.replace(session.memory.oom, checkpoint="s3://bucket/epoch=3.ckpt")
+    session = msgspec.structs.replace(session, memory=msgspec.structs.replace(session.memory, oom=oom))
+    for place in ("s3://bucket/run", "s3://bucket/run/perf_session.json"):
+        text = to_text(brief_report(session, place), MAX_WIDTH)
+        assert "resume   trainer.fit(model, ckpt_path='s3://bucket/epoch=3.ckpt')" in text
+        assert "memory   s3://bucket/run/out_of_memory.txt" in text
+
+
+def test_best_number_of_workers_is_shown_when_many_were_tried() -> None:
+    session = SESSIONS["loader_probed"]()
+    assert session.loader_probe is not None
+    probe = msgspec.structs.replace(session.loader_probe, compute_s=0.003)
+    run = msgspec.structs.replace(session.run, stage="data")
+    machine = msgspec.structs.replace(session.machine, usable_cores=8.0)
+    session = msgspec.structs.replace(session, steady=None, run=run, machine=machine, loader_probe=probe)
+    rows = re.findall(r"^  (\d+) workers? .*?█(?:  (.+))?$", text_of(diagnose(session)), re.M)
+    assert rows == [("0", "in use"), ("1", ""), ("8", "best")]
+
+
 def test_rank_that_did_not_report_is_named() -> None:
     session = two_ranks()
-    missing = (MissingRank(rank=1, reason="it did not report within 10 s"),)
+    missing = (MissingRank(rank=1, reason="it did not report\nwithin 10 s"),)
     ranks = msgspec.structs.replace(session.ranks, missing=missing)
     assert "missing  rank 1: it did not report within 10 s" in text_of(msgspec.structs.replace(session, ranks=ranks))
 

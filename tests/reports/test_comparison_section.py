@@ -31,14 +31,14 @@ def test_headline_names_the_step_and_the_phase_when_it_is_slower() -> None:
 def test_headline_names_the_time_between_steps_when_only_that_changed() -> None:
     step, wall = alike().times
     wall = msgspec.structs.replace(wall, change="slower", ratio=Interval(value=1.5, low=1.4, high=1.6))
-    told = rows.headline(msgspec.structs.replace(alike(), times=(step, wall)))
-    assert told.startswith("Slower: wall time per step is 50.0 % longer")
+    headline = rows.headline(msgspec.structs.replace(alike(), times=(step, wall)))
+    assert headline.startswith("Slower: wall time per step is 50.0 % longer")
 
 
 def test_headline_reports_a_missing_interval() -> None:
     step = TimeChange(name="step", base_s=0.1, new_s=0.2, reason="too few steps")
-    told = rows.headline(msgspec.structs.replace(alike(), times=(step,)))
-    assert told == "Inconclusive: time per step was 100 ms, now 200 ms; too few steps"
+    headline = rows.headline(msgspec.structs.replace(alike(), times=(step,)))
+    assert headline == "Inconclusive: time per step was 100 ms, now 200 ms; too few steps"
 
 
 def test_phases_that_hardly_changed_are_left_out() -> None:

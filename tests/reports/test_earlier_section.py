@@ -8,6 +8,7 @@ from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.figures import FIGURES, figure_json
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
+from lightning_perf.reports.sections.earlier import change_text
 from reports.sessions import SESSIONS, earlier_runs
 
 
@@ -35,13 +36,18 @@ def test_section_without_news_says_what_would_have_been_found(factor: float, exp
 
 
 @pytest.mark.parametrize(
-    ("machine", "expected"), [(1.6, "no slower than earlier runs but for 60 % because the machine is slower;"),
+    ("machine", "expected"), [(1.6, "no slower than earlier runs, except for 60 % because the machine is slower;"),
                               (1.01, "no slower than earlier runs; a slowdown"), (None, "earlier runs; a slowdown")]
 )  # fmt: skip
 def test_section_without_news_says_how_much_slower_the_machine_makes_it(machine: float | None, expected: str) -> None:
     earlier = msgspec.structs.replace(earlier_runs(""), detectable=1.05, machine_factor=machine)
     found = msgspec.structs.replace(session(), earlier=earlier)
     assert expected in " ".join(to_text(session_document(found), width=140).split())
+
+
+def test_only_commits_are_abbreviated() -> None:
+    assert change_text("commit", "a" * 40, None) == "commit aaaaaaa → none"
+    assert change_text("dataset_class", "D" * 40, "Images") == f"dataset_class {'D' * 40} → Images"
 
 
 def test_there_is_no_section_without_earlier_runs() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from lightning_perf.records import (
     Block,
+    Breakdown,
     Ceilings,
     Epoch,
     Idle,
@@ -35,6 +36,7 @@ from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import Figure, Table
 from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES, figure_json, template, why_absent
 from lightning_perf.reports.figures.parts import bytes_scale, label, seconds_scale
+from lightning_perf.reports.sections.memory import memory_rows
 from lightning_perf.reports.session_document import session_document
 from reports import trials as made_trials
 from reports.sessions import (
@@ -42,7 +44,7 @@ from reports.sessions import (
     earlier_runs,
     hostile,
     loader_probed,
-    memory_looked_at,
+    memory_sampled,
     starved,
     too_short,
     twelve_findings,
@@ -170,10 +172,10 @@ FULL: dict[str, Session] = {
     "trace_steps": traced(),
     "operators": traced(),
     "kernels": traced(),
-    "memory_peak": memory_looked_at(),
-    "memory_phases": memory_looked_at(),
-    "memory_modules": memory_looked_at(),
-    "memory_growth": memory_looked_at(),
+    "memory_peak": memory_sampled(),
+    "memory_phases": memory_sampled(),
+    "memory_modules": memory_sampled(),
+    "memory_growth": memory_sampled(),
     "memory_before_oom": out_of_memory(),
     "modules": profiled(),
     "roofline": profiled(),
@@ -212,8 +214,8 @@ def test_reason_is_the_sessions_own_when_it_gives_one() -> None:
 @pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
 def test_figures_are_drawn_from_any_session(make: Any) -> None:
     session = make()
-    for name, (_, draw) in FIGURES.items():
-        figure = draw(session)
+    for name, each in FIGURES.items():
+        figure = each.draw(session)
         assert figure is not None or name in SHOWN_AS_TABLES or why_absent(name, session)
 
 
@@ -227,8 +229,8 @@ def test_foreign_text_is_never_markup() -> None:
         ),
     ]
     for session in sessions:
-        for name, (_, draw) in FIGURES.items():
-            figure = draw(session)
+        for name, each in FIGURES.items():
+            figure = each.draw(session)
             for text in texts(figure_json(figure)) if figure is not None else ():
                 plain = text.replace("<br>", "").replace("<extra></extra>", "")
                 assert "<" not in plain, (name, text)
@@ -237,8 +239,8 @@ def test_foreign_text_is_never_markup() -> None:
 
 def test_foreign_text_is_never_in_a_template_where_its_characters_are_syntax() -> None:
     for session in (traced(BAD), profiled(BAD)):
-        for _, draw in FIGURES.values():
-            figure = draw(session)
+        for each in FIGURES.values():
+            figure = each.draw(session)
             for trace in figure_json(figure)["data"] if figure is not None else ():
                 assert "alert" not in trace.get("hovertemplate", "")
                 assert "alert" not in trace.get("texttemplate", "")
@@ -246,8 +248,8 @@ def test_foreign_text_is_never_in_a_template_where_its_characters_are_syntax() -
 
 def test_huge_names_are_cut() -> None:
     for session in (traced("n" * 100_000), profiled("n" * 100_000)):
-        for _, draw in FIGURES.values():
-            figure = draw(session)
+        for each in FIGURES.values():
+            figure = each.draw(session)
             assert figure is None or len(json.dumps(figure_json(figure))) < 20_000
 
 
@@ -327,15 +329,21 @@ def test_module_bars_show_arithmetic_when_times_are_missing() -> None:
 
 
 def test_memory_tables_have_every_part_with_its_basis() -> None:
-    held = table(memory_looked_at(), "holds")
+    held = table(memory_sampled(), "holds")
     assert {str(row[0]): str(row[3]) for row in held.rows}["optimizer states"] != ""
     assert held.bars[0] == 1
-    growth = table(memory_looked_at(), "growth")
+    growth = table(memory_sampled(), "growth")
     assert [row[3] for row in growth.rows] == ["yes", "no"]
-    phases = table(memory_looked_at(), "memory-phases")
+    phases = table(memory_sampled(), "memory-phases")
     assert "cuda:0" in phases.title
     allocated = [row[1].value for row in phases.rows if isinstance(row[1], Value)]
     assert allocated == pytest.approx([28.4 * 2**30, 20.4 * 2**30, 16.4 * 2**30])
+
+
+def test_memory_shares_are_of_the_shown_parts_when_a_file_has_a_negative_rest() -> None:
+    for rest in (-100, -90):
+        rows = memory_rows(Breakdown(device="cpu", parameters_bytes=100, rest_bytes=rest))
+        assert [(row.name, row.share) for row in rows] == [("parameters", 1.0)]
 
 
 def test_loader_table_marks_the_best_workers_and_those_in_use() -> None:
@@ -455,6 +463,13 @@ def test_a_thousand_ranks_become_a_grid_that_highlights_the_slow_one() -> None:
     assert flat[5] is None
     assert cells["customdata"][0][5] == "rank 5 did not report"
     assert "rank 341: own work 70.0 ms" in cells["customdata"][10][21]
+
+
+def test_grid_is_drawn_when_a_file_has_a_rank_twice() -> None:
+    found = with_ranks(1024).ranks
+    assert found is not None
+    twice = msgspec.structs.replace(found, summaries=(*found.summaries, found.summaries[0]))
+    assert drawn("ranks", msgspec.structs.replace(starved(), ranks=twice))["data"]
 
 
 def test_noise_between_ranks_is_not_blown_up() -> None:

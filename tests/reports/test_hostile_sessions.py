@@ -14,6 +14,7 @@ from rules.session_builder import build_session
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import Session, from_json
+from lightning_perf.reports.console import brief_report, to_text
 from reports.sessions import SESSIONS
 from reports.trials import broken, climbed, fruitless
 from tests.fuzzing import FUZZ
@@ -66,7 +67,9 @@ def test_session_is_refused_or_shown_without_harm_when_its_content_is_hostile(ch
         content = msgspec.json.encode(mutated(rich if rng.random() < 0.4 else made_up, rng))
         try:
             if refusal_of(lambda: from_json(content, "a file"), SessionError) is None:  # noqa: B023
-                for form, text in session_forms(from_json(content, "a file"), base, is_whole=i % 4 == 0):
+                session = from_json(content, "a file")
+                assert_harmless("console", to_text(brief_report(session, "run")))
+                for form, text in session_forms(session, base, is_whole=i % 4 == 0):
                     assert_harmless(form, text)
         except Exception as error:
             raise AssertionError(f"session {i} fails") from error

@@ -27,33 +27,40 @@ td details summary strong b code pre script ul li
 """
 
 
+VOID = {"br", "meta"}
+
+
 class Page(HTMLParser):
-    """What a browser without scripts sees: elements, and the text outside scripts and styles."""
+    """The elements of a page, its scripts, and the text that a browser without scripts shows.
+
+    Tags must be closed in order.
+    """
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.text = ""
-        self._inside: str | None = None
+        self._open: list[str] = []
         self.feed(source)
         self.close()
+        assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag in ("script", "style"):
-            self._inside = tag
-            if tag == "script":
-                self.scripts.append((dict(attrs), ""))
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        if tag not in VOID:
+            self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == self._inside:
-            self._inside = None
+        assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self._inside is None:
+        inside = self._open[-1] if self._open else ""
+        if inside not in ("script", "style"):
             self.text += data
-        elif self._inside == "script":
+        elif inside == "script":
             attributes, before = self.scripts[-1]
             self.scripts[-1] = (attributes, before + data)
 
@@ -68,7 +75,7 @@ class Page(HTMLParser):
 
 
 def everything() -> Session:
-    """A session that holds something for most parts of the page."""
+    """Return a session with content for most parts of the page."""
     return msgspec.structs.replace(
         traced(),
         steady=with_timeline().steady,
@@ -76,7 +83,7 @@ def everything() -> Session:
         model_profile=profiled().model_profile,
         trials=(made_trials.climbed(), made_trials.fruitless(), made_trials.broken()),
         loader_probe=SESSIONS["loader_probed"]().loader_probe,
-        memory=SESSIONS["memory_looked_at"]().memory,
+        memory=SESSIONS["memory_sampled"]().memory,
         validation=ddp().validation,
     )
 
@@ -116,7 +123,7 @@ def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch
 
 def test_page_shows_verdict_tables_and_findings_without_javascript() -> None:
     text = Page(to_page(starved())).text
-    for told in (
+    for expected in (
         "The loader starves the model: 54 % of the time is waiting (PD101)",
         "Time per phase: 400 steady steps in 12.3 s",
         "54.1 %",
@@ -129,14 +136,14 @@ def test_page_shows_verdict_tables_and_findings_without_javascript() -> None:
         "no fetch blocked often enough: 3 waits, 8 needed",
         "the CPU has no clock of its own",
     ):
-        assert told in text, told
+        assert expected in text, expected
 
 
 def test_page_shows_every_section() -> None:
     text = Page(to_page(everything())).text
     parts = ("Trials", "2.31x", "Validation", "rank", "Loader", "loader alone", "Modules", "Roofline", "aten::mm")
-    for told in (*parts, "Profiler windows", "Window at step 30: 3 steps, recorded", "Memory by module", "31.2 GiB"):
-        assert told.lower() in text.lower(), told
+    for part in (*parts, "Profiler windows", "Window at step 30: 3 steps, recorded", "Memory by module", "31.2 GiB"):
+        assert part.lower() in text.lower(), part
 
 
 def test_page_shows_why_a_figure_is_missing() -> None:
@@ -156,7 +163,7 @@ def test_page_shows_run_verdict_time_and_fixes_and_folds_the_rest() -> None:
     source = to_page(everything(), "lightning_logs/version_0")
     order = ("PerfDoctor · lightning_logs/version_0 · 2026-01-02 03:04 UTC", "<h1>", ">data wait<", ">fix<",
              'class="finding', 'class="folded"')  # fmt: skip
-    places = [source.index(told, source.index("<body>")) for told in order]
+    places = [source.index(expected, source.index("<body>")) for expected in order]
     assert places == sorted(places)
     folded = [attributes for tag, attributes in Page(source).elements if attributes.get("class") == "folded"]
     assert len(folded) > 5
@@ -239,7 +246,7 @@ def test_many_rows_are_cut_and_counted() -> None:
     assert "… and 4800 more" in text
 
 
-def test_numbers_that_are_none_are_no_script_errors() -> None:
+def test_missing_numbers_cause_no_script_error() -> None:
     session = starved()
     epoch = msgspec.structs.replace(session.epochs[0], phases={"forward": float("nan"), "backward": 1.0})
     document = Page(to_page(msgspec.structs.replace(session, epochs=(epoch,)))).data()

@@ -1,4 +1,4 @@
-"""What reports say of a probed loader."""
+"""Facts on a probed loader."""
 
 from __future__ import annotations
 

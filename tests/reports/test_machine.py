@@ -10,19 +10,13 @@ from lightning_perf.records import (
     GpuTelemetry,
     HostTelemetry,
     Session,
-    Spread,
     Telemetry,
 )
 from lightning_perf.reports import console, tensorboard
 from lightning_perf.reports.render import markdown
 from lightning_perf.reports.sections.machine import finding_cost, machine_facts
 
-from .sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, starved
-
-
-def spread(value: float) -> Spread:
-    return Spread(n=60, mean=value, p5=value, p50=value, p95=value, min=value, max=value)
-
+from .sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, spread, starved
 
 FULL = Telemetry(
     hz=1.0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from lightning_perf.reports.render.markdown import escape, to_markdown
-from reports.sessions import SESSIONS, hostile, memory_looked_at, starved
+from reports.sessions import SESSIONS, hostile, memory_sampled, starved
 from reports.test_html import everything
 from tests.golden_files import assert_golden
 
@@ -35,7 +35,7 @@ def test_markdown_has_verdict_and_table_before_anything_else() -> None:
 
 
 def test_markdown_shows_memory_contents_growth_and_headroom() -> None:
-    text = to_markdown(memory_looked_at())
+    text = to_markdown(memory_sampled())
     assert "| activations | 30.0 % | 12.0 GiB | saved tensors, batch of 64 |" in text
     assert "| buffers" not in text
     assert "### Memory (cuda:0): peak 31.2 GiB, 8.80 GiB cached\n" in text
@@ -47,7 +47,7 @@ def test_markdown_shows_memory_contents_growth_and_headroom() -> None:
 
 
 def test_markdown_reports_no_steady_growth_when_memory_jumped_once() -> None:
-    base = memory_looked_at()
+    base = memory_sampled()
     jump = msgspec.structs.replace(base.memory.growth[0], is_steady=False)
     memory = msgspec.structs.replace(base.memory, devices=(), breakdown=None, headroom=None, growth=(jump,))
     text = to_markdown(msgspec.structs.replace(base, memory=memory))

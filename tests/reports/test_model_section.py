@@ -40,8 +40,8 @@ def test_flops_are_written_with_their_unit() -> None:
 
 
 def test_utilisation_always_shows_what_it_is_a_share_of() -> None:
-    told = model_rows.utilization_facts(profile().utilisation)
-    assert told == [
+    facts = model_rows.utilization_facts(profile().utilisation)
+    assert facts == [
         "30.2 GFLOP/s in fp32",
         "30 % of the measured peak of 100 GFLOP/s",
         "15 % of the 200 GFLOP/s of the datasheet (X1: its datasheet)",

@@ -1,49 +1,20 @@
-"""What notebooks show of records."""
+"""Records as notebooks show them."""
 
 from __future__ import annotations
-
-from html.parser import HTMLParser
 
 import pytest
 
 from lightning_perf.records import Comparison, Machine, Session, Trial
 from reports.comparisons import COMPARISONS
 from reports.sessions import SESSIONS, starved
+from reports.test_html import Page
 from reports.trials import broken, climbed, fruitless
 
-VOID = {"br"}
 
-
-class Checks(HTMLParser):
-    """Sees that tags are closed in order, and which there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def parsed(record: Session | Trial | Comparison) -> Checks:
+def parsed(record: Session | Trial | Comparison) -> Page:
     html = record._repr_html_()
     assert html is not None
-    checks = Checks()
-    checks.feed(html)
-    assert checks.open == []
-    return checks
+    return Page(html)
 
 
 EVERYTHING = {
@@ -55,9 +26,9 @@ EVERYTHING = {
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_html_is_whole_and_holds_neither_scripts_nor_anything_to_fetch(name: str) -> None:
-    checks = parsed(EVERYTHING[name]())
-    assert not checks.tags & {"script", "img", "link", "iframe", "a"}
-    assert checks.attributes <= {"class", "style", "open", "data-head"}
+    elements = parsed(EVERYTHING[name]()).elements
+    assert not {tag for tag, _ in elements} & {"script", "img", "link", "iframe", "a"}
+    assert {each for _, attributes in elements for each in attributes} <= {"class", "style", "open", "data-head"}
 
 
 def test_session_shows_verdict_phases_and_findings() -> None:

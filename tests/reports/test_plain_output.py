@@ -1,4 +1,4 @@
-"""Terminal output that users found unclear, one test per point."""
+"""Clarity of the output on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from lightning_perf.records import (
     ModelProfile,
     Overhead,
     Session,
-    Spread,
     Telemetry,
     TimeChange,
     Trial,
@@ -39,7 +38,7 @@ from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.findings import trainer_fix
-from lightning_perf.rules.verdict import expectation
+from lightning_perf.rules.verdict import expectation, verdict_of
 from lightning_perf.rules.wording import duration
 from lightning_perf.treatments.specs import all_treatments
 from lightning_perf.trials.progress import Progress
@@ -47,7 +46,7 @@ from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.sizes import Sizes
 from lightning_perf.trials.trial import Options, State
 from reports.comparisons import alike
-from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved
+from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_sampled, spread, starved
 from reports.trials import climbed
 from tests.terminal import TerminalFile
 
@@ -56,10 +55,6 @@ MIXED_SIGNS = re.compile(r"\d ?us\b|\d ?μs|\d×|\d-\d[\d.]*x")
 DURATION = re.compile(r"(?<![\d.,])((\d+(?:\.\d+)?) (?:ns|µs|ms|s))\b")
 REPORTS = [file for file in sorted((Path(__file__).parents[1] / "golden" / "reports").iterdir())
            if "ascii" not in file.name]  # fmt: skip
-
-
-def spread(mean: float) -> Spread:
-    return Spread(n=50, mean=mean, p5=mean, p50=mean, p95=mean, min=mean, max=mean)
 
 
 def with_host(session: Session, **changes: object) -> Session:
@@ -71,26 +66,26 @@ def with_findings(*findings: Finding) -> Session:
     return msgspec.structs.replace(starved(), findings=findings)
 
 
-# -- 3: doubt next to the verdict, stable advice ----------------------------------------
+# -- caution next to the verdict ----------------------------------------------------
 
 
-def test_doubt_is_next_to_the_verdict_when_other_programs_use_the_cores() -> None:
+def test_caution_is_next_to_the_verdict_when_other_programs_use_the_cores() -> None:
     session = with_host(starved(), cpu_busy_fraction=spread(0.9), process_cpu_cores=spread(1.0))
     lines = to_text(brief_report(session)).splitlines()
     assert lines[1].strip() == "caution: other programs used 0.8 of 2 cores; run again without them"
 
 
-def test_no_doubt_is_shown_when_the_training_alone_uses_the_cores() -> None:
+def test_no_caution_is_shown_when_the_training_alone_uses_the_cores() -> None:
     session = with_host(starved(), cpu_busy_fraction=spread(0.9), process_cpu_cores=spread(1.7))
     assert "caution" not in to_text(brief_report(session))
 
 
-def test_doubt_is_next_to_the_verdict_when_step_times_changed_during_the_run() -> None:
+def test_caution_is_next_to_the_verdict_when_step_times_changed_during_the_run() -> None:
     session = diagnose(build_session({"steady": {"is_steady": False}, "shares": {"logging": 0.3}}))
     assert "caution: step time changed by over 10 %" in to_text(brief_report(session))
 
 
-# -- 4: one scope -------------------------------------------------------------------------
+# -- one scope -----------------------------------------------------------------------------------
 
 
 def test_time_of_the_loader_probe_is_named_however_short_it_was() -> None:
@@ -111,7 +106,7 @@ def test_headline_and_bars_name_the_same_share_when_data_is_waited_for() -> None
     assert headline[1] == bar[1]
 
 
-# -- 5: a next step, with the path ----------------------------------------------------------
+# -- a next step, with the path ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("show_all", [False, True])
@@ -153,7 +148,7 @@ def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
     assert f"lightning-perf report '{place}' --full\n" in text
 
 
-# -- 6: one row per cause, resolved findings --------------------------------------------------
+# -- one row per cause, resolved findings --------------------------------------------------------
 
 
 def test_findings_on_one_wait_are_one_row_when_they_cannot_all_save_it() -> None:
@@ -195,7 +190,7 @@ def test_epoch_reports_a_finding_as_resolved_when_the_fix_worked() -> None:
     assert "PD101 resolved · healthy" in line
 
 
-# -- 7: comparisons ---------------------------------------------------------------------------
+# -- comparisons ---------------------------------------------------------------------------------
 
 
 def test_comparison_claims_no_change_when_the_runs_vary_too_much() -> None:
@@ -209,7 +204,7 @@ def test_comparison_explains_why_its_times_differ_from_those_of_a_report() -> No
     assert "medians of blocks of steps" in to_text(comparison_document(alike()))
 
 
-# -- 8: what is shown is not missing ------------------------------------------------------------
+# -- what is shown is not missing ----------------------------------------------------------------
 
 
 def test_figures_are_not_listed_as_missing_when_they_are_shown() -> None:
@@ -219,7 +214,7 @@ def test_figures_are_not_listed_as_missing_when_they_are_shown() -> None:
     assert [what for what, _ in missing_rows(session)] == ["ranks"]
 
 
-# -- 9: a trial on a busy machine -----------------------------------------------------------------
+# -- a trial on a busy machine -------------------------------------------------------------------
 
 
 def noisy(*means_s: float) -> Trial:
@@ -292,7 +287,7 @@ def test_trial_promises_no_number_of_runs_when_results_decide_it(tmp_path: Path)
     ]  # fmt: skip
 
 
-# -- 10: overhead -----------------------------------------------------------------------------------
+# -- overhead ------------------------------------------------------------------------------------
 
 
 def test_overhead_names_no_budget_when_it_costs_more() -> None:
@@ -300,7 +295,7 @@ def test_overhead_names_no_budget_when_it_costs_more() -> None:
     assert "budget" not in overhead_fact(msgspec.structs.replace(starved(), overhead=overhead))
 
 
-# -- 12: recommendations that run -----------------------------------------------------------------
+# -- recommendations that run --------------------------------------------------------------------
 
 
 def test_present_value_and_loader_are_named_when_there_are_several_loaders() -> None:
@@ -311,6 +306,15 @@ def test_present_value_and_loader_are_named_when_there_are_several_loaders() -> 
     assert fix_text(fix, session) == "num_workers=2 (now 0)"
     both = msgspec.structs.replace(session, settings=settings)
     assert fix_text(fix, both) == "num_workers=2 (train loader, now 0)"
+
+
+def test_abbreviation_does_not_end_the_sentence_of_a_headline_or_fix() -> None:
+    first = "profile the start of the script, e.g. with cProfile"
+    fix = msgspec.structs.replace(STARVED_BY_LOADER.prescriptions[0], summary=f"{first}. It is slow.", loader_args={})
+    assert fix_text(msgspec.structs.replace(fix, code="")) == first
+    finding = msgspec.structs.replace(STARVED_BY_LOADER, summary=f"{first}. It is slow.", prescriptions=())
+    assert verdict_of(starved(), (finding,), ()).text.startswith(f"{first} (")
+    assert "e.g. with cProfile " in to_text(brief_report(with_findings(finding)))
 
 
 def test_brief_report_names_all_arguments_of_the_trainer_when_one_alone_would_be_refused() -> None:
@@ -330,12 +334,12 @@ def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> Non
     assert "those in use" not in text, "values to paste are final"
 
 
-# -- 14: figures without use ----------------------------------------------------------------
+# -- figures without use -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("largest", "shown"), [(567, True), (174_492_998, False)])
 def test_largest_batch_is_left_out_when_it_is_not_usable(largest: int, shown: bool) -> None:
-    headroom = memory_looked_at().memory.headroom
+    headroom = memory_sampled().memory.headroom
     assert isinstance(headroom, Headroom)
     assert bool(headroom_fact(msgspec.structs.replace(headroom, largest_batch=largest))) is shown
 
@@ -346,7 +350,7 @@ def test_growth_names_no_interval_when_it_is_not_steady() -> None:
     assert growth_text(growth) == "host: no steady growth in 40 readings"
 
 
-# -- 16: one unit for one thing -----------------------------------------------------------------------
+# -- one unit for one thing ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.8, 10.7), (1.04, 1.31), (1.0, 2.2)])
@@ -374,7 +378,7 @@ def test_rules_and_treatments_mix_no_signs_for_units_when_they_are_explained() -
 def test_report_has_one_sign_per_unit_and_three_digits_per_duration(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert not MIXED_SIGNS.search(text)
-    assert [told for told, number in DURATION.findall(text) if len(number.replace(".", "").lstrip("0")) > 3] == []
+    assert [text for text, number in DURATION.findall(text) if len(number.replace(".", "").lstrip("0")) > 3] == []
 
 
 # -- an epoch with progress bars -----------------------------------------------------------------------

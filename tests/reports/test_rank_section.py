@@ -9,7 +9,7 @@ from lightning_perf.records import MissingRank, RankSummary, combine_ranks
 from lightning_perf.reports import console
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.render.markdown import to_markdown
-from lightning_perf.reports.sections.ranks import is_worth_showing, rank_facts, rank_rows, rank_strip, rank_title
+from lightning_perf.reports.sections.ranks import rank_facts, rank_parts, rank_rows, rank_strip, rank_title
 
 from .sessions import ddp
 
@@ -83,9 +83,9 @@ def test_reports_hold_the_ranks_at_any_width(n: int) -> None:
 
 def test_findings_of_few_ranks_are_reported_with_their_numbers() -> None:
     ranks = ranks_of(8)
-    told = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
+    found = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
     summaries = tuple(
-        msgspec.structs.replace(one, found=(*told.get(one.rank, ()), "PD301 full-precision-matmul"))
+        msgspec.structs.replace(one, found=(*found.get(one.rank, ()), "PD301 full-precision-matmul"))
         for one in ranks.summaries
     )
     facts = rank_facts(msgspec.structs.replace(ranks, summaries=summaries))
@@ -94,6 +94,6 @@ def test_findings_of_few_ranks_are_reported_with_their_numbers() -> None:
 
 
 def test_ranks_are_shown_when_several_reported_or_one_is_missing() -> None:
-    assert is_worth_showing(ranks_of(2))
-    assert is_worth_showing(ranks_of(1, n_missing=1))
-    assert not is_worth_showing(ranks_of(1))
+    assert list(rank_parts(ranks_of(2)))
+    assert list(rank_parts(ranks_of(1, n_missing=1)))
+    assert not list(rank_parts(ranks_of(1)))

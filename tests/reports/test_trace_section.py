@@ -32,8 +32,8 @@ def test_bar_fits_its_column_when_a_category_is_longer_than_its_step() -> None:
     steps = tuple(
         msgspec.structs.replace(step, duration_s=1e-3, categories={"kernel": 1.0}) for step in build_trace({}).steps
     )
-    told = to_text(trace_documents([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
-    assert max(map(len, told.splitlines())) < 200
+    text = to_text(trace_documents([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
+    assert max(map(len, text.splitlines())) < 200
 
 
 def test_counts_are_of_the_trace_when_it_has_no_steps() -> None:

@@ -70,10 +70,10 @@ def test_every_rung_shows_speedup_interval_step_gain_prediction_memory_and_losse
 
 
 def test_every_treatment_is_listed_with_its_result_or_reason() -> None:
-    told = dict(trial_rows.left_out(climbed()))
-    assert told["channels-last"] == "failed: RuntimeError: out of memory: tried to allocate 3.2 GiB, 1.1 GiB free"
-    assert told["fused-optimizer"] == "not tried: the optimizer is fused already"
-    assert set(told) == {"log-every-n=50", "batch-size=256", "compile", "channels-last", "fused-optimizer"}
+    reasons = dict(trial_rows.left_out(climbed()))
+    assert reasons["channels-last"] == "failed: RuntimeError: out of memory: tried to allocate 3.2 GiB, 1.1 GiB free"
+    assert reasons["fused-optimizer"] == "not tried: the optimizer is fused already"
+    assert set(reasons) == {"log-every-n=50", "batch-size=256", "compile", "channels-last", "fused-optimizer"}
 
 
 def test_facts_say_so_when_figures_are_of_whole_epochs() -> None:

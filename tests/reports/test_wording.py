@@ -11,7 +11,7 @@ from lightning_perf.reports import wording
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (None, "n/a"),
         (math.nan, "n/a"),
@@ -34,8 +34,8 @@ from lightning_perf.reports import wording
         (-0.002, "-2.00 ms"),
     ],
 )
-def test_seconds_are_shown_in_a_fitting_unit(value: float | None, said: str) -> None:
-    assert wording.seconds(value) == said
+def test_seconds_are_shown_in_a_fitting_unit(value: float | None, expected: str) -> None:
+    assert wording.seconds(value) == expected
 
 
 def test_seconds_column_has_three_digits_and_one_unit_fit_for_the_largest() -> None:
@@ -46,25 +46,25 @@ def test_seconds_column_has_three_digits_and_one_unit_fit_for_the_largest() -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(None, "n/a"), (math.nan, "n/a"), (0.0, "0 %"), (0.0001, "<0.1 %"), (0.003, "0.3 %"), (0.0994, "9.9 %"),
      (0.0996, "10 %"), (0.541, "54 %"), (1.0, "100 %")],
 )  # fmt: skip
-def test_share_is_shown_as_percent(value: float | None, said: str) -> None:
-    assert wording.share(value) == said
+def test_share_is_shown_as_percent(value: float | None, expected: str) -> None:
+    assert wording.share(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(None, "n/a"), (0, "0 B"), (999, "999 B"), (1000, "0.98 KiB"), (1536, "1.50 KiB"), (31.2 * 1024**3, "31.2 GiB"),
      (5 * 1024**4, "5.00 TiB")],
 )  # fmt: skip
-def test_size_is_shown_in_binary_units(value: float | None, said: str) -> None:
-    assert wording.size(value) == said
+def test_size_is_shown_in_binary_units(value: float | None, expected: str) -> None:
+    assert wording.size(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "expected"),
     [
         (1.7, 2.1, "1.7–2.1x"),
         (1.08, 1.23, "1.08–1.23x"),
@@ -80,8 +80,8 @@ def test_size_is_shown_in_binary_units(value: float | None, said: str) -> None:
         (1.0, math.inf, ""),
     ],
 )
-def test_speedup_is_shown_as_an_interval(low: float, high: float, said: str) -> None:
-    assert wording.gain(Gain(low=low, high=high, basis="", method="timed")) == said
+def test_speedup_is_shown_as_an_interval(low: float, high: float, expected: str) -> None:
+    assert wording.gain(Gain(low=low, high=high, basis="", method="timed")) == expected
 
 
 def test_gain_is_empty_without_one() -> None:
@@ -89,13 +89,13 @@ def test_gain_is_empty_without_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "said"),
+    ("value", "unit", "expected"),
     [(0.0171, "s", "17.1 ms"), (20.0, "us", "20.0 µs"), (0.5, "fraction", "50 %"), (2048, "bytes", "2.00 KiB"),
      (12345, "count", "12,345"), (1.8, "ratio", "1.80x"), (True, "", "yes"), (False, "", "no"),
      ("mean\nof", "", "mean of"), (3.5, "watts", "3.50 watts"), (2, "", "2"), (0.00041, "", "0.00041")],
 )  # fmt: skip
-def test_evidence_is_shown_in_its_unit(value: float | str | bool, unit: str, said: str) -> None:
-    assert wording.quantity(value, unit) == said
+def test_evidence_is_shown_in_its_unit(value: float | str | bool, unit: str, expected: str) -> None:
+    assert wording.quantity(value, unit) == expected
 
 
 def test_evidence_basis_names_bound_and_number_of_observations() -> None:
@@ -122,10 +122,10 @@ def test_line_drops_escape_sequences_and_folds_blanks() -> None:
 
 @given(st.text(), st.integers(1, 300))
 def test_line_is_one_short_line_of_printable_text(text: str, limit: int) -> None:
-    said = wording.line(text, limit)
-    assert len(said) <= limit
-    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in said)
-    assert len(said.splitlines()) <= 1
+    shown = wording.line(text, limit)
+    assert len(shown) <= limit
+    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in shown)
+    assert len(shown.splitlines()) <= 1
 
 
 @given(st.text())

@@ -17,7 +17,7 @@ COMPILE = Gain(low=1.1, high=2.4, basis="element-wise chains")
 
 
 def climbed() -> Trial:
-    """A ladder of three rungs, with every way of being left out."""
+    """Return a trial with a ladder of three rungs, and a treatment for each reason to be left out."""
     oom = "RuntimeError: out of memory: tried to allocate 3.2 GiB, 1.1 GiB free"
     on_top = "loader-workers=4+precision-bf16"
     return Trial(
@@ -83,7 +83,7 @@ def climbed() -> Trial:
 
 
 def fruitless() -> Trial:
-    """Nothing gained, interrupted by Ctrl-C."""
+    """Return a trial without a speedup, interrupted by Ctrl-C."""
     return Trial(
         id="t2",
         command=("python", "-m", "project.train"),
@@ -101,7 +101,7 @@ def fruitless() -> Trial:
 
 
 def broken() -> Trial:
-    """The baseline itself does not run."""
+    """Return a trial whose baseline fails."""
     reason = "[bold]x[/bold]\x1b[31m ModuleNotFoundError: No module named 'torchvision'\u202e"
     return Trial(
         id="t3",

@@ -14,7 +14,7 @@ from lightning_perf.tensorboard_plugin.plugin import PerfDoctorPlugin
 
 
 class Tab:
-    """The plugin over a log directory, asked as TensorBoard would ask it."""
+    """The plugin for a log directory, with requests as TensorBoard sends them."""
 
     def __init__(self, logdir: Path, provider: Any = None) -> None:
         context = SimpleNamespace(logdir=str(logdir), flags=None, data_provider=provider)
@@ -27,7 +27,7 @@ class Tab:
         return self.client.get(f"/data/plugin/perfdoctor/{route}", query_string=parameters)
 
     def json(self, route: str, status: int = 200, **parameters: Any) -> Any:
-        """The answer as strict JSON: NaN and infinity are refused."""
+        """Return the response as strict JSON, without NaN and infinity."""
         response = self.get(route, **parameters)
         assert response.status_code == status, response.get_data(as_text=True)
         assert response.content_type == "application/json"
@@ -37,28 +37,28 @@ class Tab:
         return [run["id"] for run in self.json("runs")["runs"]]
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """What ``condition`` answers, once that is true."""
+        """Return the result of ``condition`` once it is true."""
         for _ in range(600):
-            answer = condition()
-            if answer:
-                return answer
+            result = condition()
+            if result:
+                return result
             time.sleep(0.05)
-        raise AssertionError("it never came true")
+        raise AssertionError("the condition did not become true within 30 s")
 
     def ready(self, route: str, **parameters: Any) -> Any:
         """Return the response after loading has finished."""
         self.until(lambda: self.json(route, **parameters)["state"] != "reading")
-        told = self.json(route, **parameters)
-        assert told["state"] == "ready", told
-        return told
+        reply = self.json(route, **parameters)
+        assert reply["state"] == "ready", reply
+        return reply
 
     def blocks(self, view: str, run: str, **parameters: Any) -> list[dict[str, Any]]:
         return parts(self.ready("view", view=view, run=run, **parameters))
 
 
-def parts(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of all sections of an answer."""
-    return [part for section in told["sections"] for part in section["parts"]]
+def parts(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of all sections of a response."""
+    return [part for section in reply["sections"] for part in section["parts"]]
 
 
 def _refused(constant: str) -> None:
@@ -67,7 +67,7 @@ def _refused(constant: str) -> None:
 
 @pytest.fixture
 def tab(tmp_path: Path) -> Callable[..., Tab]:
-    """Opens the tab over the test's own folder."""
+    """Return a function that opens the tab for the folder of the test."""
 
     def open_tab(**arguments: Any) -> Tab:
         return Tab(tmp_path, **arguments)
@@ -76,7 +76,7 @@ def tab(tmp_path: Path) -> Callable[..., Tab]:
 
 
 def table(blocks: list[dict[str, Any]], key: str) -> dict[str, list[Any]]:
-    """The columns of a table by head: values where it has them, else text."""
+    """Return the columns of a table by head: values where cells have them, else text."""
     [found] = [block for block in blocks if block["type"] == "table" and block["key"] == key]
     return {
         head: [row[i][1] if isinstance(row[i], list) else row[i] for row in found["rows"]]

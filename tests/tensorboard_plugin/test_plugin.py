@@ -1,4 +1,4 @@
-"""The plugin inside TensorBoard itself: a fault of it leaves the other tabs as they are."""
+"""The plugin in TensorBoard itself; if it fails, other tabs still work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Board = Callable[[], Client]
 
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
-    """TensorBoard with its own plugins and ours, over a run with one scalar."""
+    """Return a function that opens TensorBoard, with its own plugins and ours, for a run with one scalar."""
     with SummaryWriter(tmp_path / "run") as writer:
         writer.add_scalar("loss", 0.5, 1)
 
@@ -78,8 +78,8 @@ def test_tab_is_on_when_an_event_file_holds_a_session(board: Board, tmp_path: Pa
     assert enabled(client, "perfdoctor")
     [run] = client.get("/data/plugin/perfdoctor/runs").json["runs"]
     assert run["label"] == "run (event file)"
-    told = client.get("/data/plugin/perfdoctor/view", query_string={"run": run["id"], "view": "overview"}).json
-    assert [part["code"] for part in parts(told) if part["type"] == "finding"] == [
+    reply = client.get("/data/plugin/perfdoctor/view", query_string={"run": run["id"], "view": "overview"}).json
+    assert [part["code"] for part in parts(reply) if part["type"] == "finding"] == [
         finding.code for finding in session.findings
     ]
     assert has_scalars(client)
@@ -160,8 +160,8 @@ import lightning_perf.tensorboard_plugin.app, lightning_perf.tensorboard_plugin.
 import lightning_perf.tensorboard_plugin.diff, lightning_perf.reports.figures, lightning_perf.traces
 print([name for name in ("torch", "lightning", "pytorch_lightning", "tensorflow") if name in sys.modules])
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert told.stdout.split("\n")[:2] == ["['lightning_perf']", "[]"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["['lightning_perf']", "[]"]
 
 
 def test_trace_beside_a_session_is_no_link_out_of_its_folder(tmp_path: Path) -> None:

@@ -24,56 +24,55 @@ class NamedFigure(NamedTuple):
     Attributes:
         title: Shown above it.
         draw: ``draw(session, theme="light")``; returns None if there is nothing to show.
+        why_absent: Why a session does not have it; empty if reports show the same values as a table with bars.
+        missing: Key in ``Session.missing`` that may hold a better reason.
     """
 
     title: str
     draw: Callable[..., Figure | None]
+    why_absent: str = ""
+    missing: str = ""
 
 
 FIGURES: dict[str, NamedFigure] = {
     "breakdown": NamedFigure("Time per phase", bars_of("phases")),
     "findings": NamedFigure("Expected speedup of each fix", findings.findings),
-    "epochs": NamedFigure("Time per phase and epoch", steps.epochs),
-    "timeline": NamedFigure("Step time over the run", steps.timeline),
-    "earlier_runs": NamedFigure("Time per step over the runs", steps.earlier_runs),
+    "epochs": NamedFigure("Time per phase and epoch", steps.epochs, "no training epoch ended"),
+    "timeline": NamedFigure(
+        "Step time over the run", steps.timeline, "no step was measured in the steady state", "steady"
+    ),
+    "earlier_runs": NamedFigure(
+        "Time per step over the runs", steps.earlier_runs, "no earlier run of this training is recorded"
+    ),
     "startup": NamedFigure("Time to the end of the first step", bars_of("startup")),
-    "trace_steps": NamedFigure("Time per step by category", trace.trace_steps),
+    "trace_steps": NamedFigure(
+        "Time per step by category", trace.trace_steps, "no profiler window was recorded", "windows"
+    ),
     "operators": NamedFigure("Operators", bars_of("operators", "counted-operators")),
     "kernels": NamedFigure("Kernels", bars_of("kernels")),
     "memory_peak": NamedFigure("Memory at the peak", bars_of("holds")),
     "memory_phases": NamedFigure("Memory by phase of the step", bars_of("memory-phases")),
     "memory_modules": NamedFigure("Memory by module", bars_of("memory-modules")),
     "memory_growth": NamedFigure("Memory growth", bars_of("growth")),
-    "memory_before_oom": NamedFigure("Memory before it ran out", steps.memory_before_oom),
+    "memory_before_oom": NamedFigure("Memory before it ran out", steps.memory_before_oom, "memory did not run out"),
     "modules": NamedFigure("Time by module", bars_of("modules")),
-    "roofline": NamedFigure("Roofline", model.roofline),
-    "ranks": NamedFigure("Ranks", ranks.ranks),
+    "roofline": NamedFigure(
+        "Roofline", model.roofline, "no module or operator has both FLOPs and a time", "model_profile"
+    ),
+    "ranks": NamedFigure("Ranks", ranks.ranks, "the run had one rank, or only one reported", "ranks"),
     "loader_curve": NamedFigure("Throughput by number of workers", bars_of("curve")),
-    "trials": NamedFigure("Measured speedups", findings.trials),
+    "trials": NamedFigure("Measured speedups", findings.trials, "no treatment was tried, or none could be measured"),
 }
 """By name, in the order in which a report shows them."""
 
-SHOWN_AS_TABLES = ("breakdown", "findings", "startup", "operators", "kernels", "memory_peak", "memory_phases",
-                   "memory_modules", "memory_growth", "modules", "loader_curve")  # fmt: skip
+SHOWN_AS_TABLES = tuple(name for name, each in FIGURES.items() if not each.why_absent)
 """Figures for notebooks: reports show the same values as tables with bars."""
-
-_WHY: dict[str, tuple[str, str]] = {
-    "epochs": ("", "no training epoch ended"),
-    "timeline": ("steady", "no step was measured in the steady state"),
-    "earlier_runs": ("", "no earlier run of this training is recorded"),
-    "trace_steps": ("windows", "no profiler window was recorded"),
-    "memory_before_oom": ("", "memory did not run out"),
-    "roofline": ("model_profile", "no module or operator has both FLOPs and a time"),
-    "ranks": ("ranks", "the run had one rank, or only one reported"),
-    "trials": ("", "no treatment was tried on this training, or none could be measured"),
-}
-"""Key in `Session.missing` that holds the reason, and the reason to give without one; of figures not in tables."""
 
 
 def why_absent(name: str, session: Session) -> str:
     """Return why this session does not have a figure that is not among ``SHOWN_AS_TABLES``."""
-    key, usual = _WHY[name]
-    return session.missing.get(key, usual)
+    figure = FIGURES[name]
+    return session.missing.get(figure.missing, figure.why_absent)
 
 
 def figure_json(figure: Figure) -> dict[str, Any]:

@@ -15,8 +15,8 @@ Figure: TypeAlias = Any
 ROW_PX = 30
 """Height of one horizontal bar with its label."""
 
-_SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
-_BYTES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (0, "B"))
+_SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+_BYTES = {"GiB": 1024**3, "MiB": 1024**2, "KiB": 1024, "B": 1}
 
 
 def label(text: str, limit: int = 40) -> str:
@@ -26,14 +26,12 @@ def label(text: str, limit: int = 40) -> str:
 
 def seconds_scale(values: Iterable[float | None]) -> tuple[str, float]:
     """Return the unit for the largest duration in seconds, and the factor to it."""
-    largest = _largest(values)
-    return next((unit, factor) for least, unit, factor in _SECONDS if largest >= least)
+    return _scale(values, _SECONDS)
 
 
 def bytes_scale(values: Iterable[float | None]) -> tuple[str, float]:
     """Return the unit for the largest number of bytes, and the factor to it."""
-    largest = _largest(values)
-    return next((unit, 1 / max(least, 1)) for least, unit in _BYTES if largest >= least)
+    return _scale(values, _BYTES)
 
 
 def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
@@ -93,5 +91,7 @@ def stacked(
     return figure(data, theme, height=320, has_legend=True, **axes, **layout)
 
 
-def _largest(values: Iterable[float | None]) -> float:
-    return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+def _scale(values: Iterable[float | None], units: Mapping[str, float]) -> tuple[str, float]:
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    unit = next((unit for unit, size in units.items() if largest >= size), list(units)[-1])
+    return unit, 1 / units[unit]

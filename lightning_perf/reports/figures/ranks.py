@@ -74,7 +74,7 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     n = min(max(by_rank) + 1, MAX_CELLS)
     columns = 2 ** math.ceil(math.log2(math.sqrt(n)))
     starts = list(range(0, n, columns))
-    differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
+    differences = dict(zip(by_rank, _from_median([one.own_s for one in by_rank.values()]), strict=True))
     unit, factor, strongest_s = _scale(list(differences.values()), summaries)
     is_brief = n > MAX_HOVER_TEXTS
     texts = {rank: _hover_text(one, is_brief) for rank, one in by_rank.items()}

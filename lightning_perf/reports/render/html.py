@@ -1,4 +1,4 @@
-"""Documents as HTML: the report in one file, which makes no network requests, and a fragment for notebooks.
+"""Documents as HTML: the report in one file, without network requests, and a fragment for notebooks.
 
 Verdict, tables and findings need no script. Figures of the report are drawn by plotly's script from the
 installed wheel. Untrusted text is shortened, stripped of control characters and escaped.
@@ -73,10 +73,10 @@ def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures as JSON, by name, and the reason why others are not shown."""
     found: dict[str, Any] = {}
     absent: dict[str, str] = {}
-    for name, (_, draw) in figures.FIGURES.items():
+    for name, each in figures.FIGURES.items():
         if name in figures.SHOWN_AS_TABLES:
             continue
-        figure = draw(session)
+        figure = each.draw(session)
         if figure is None:
             absent[name] = figures.why_absent(name, session)
         else:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from lightning_perf.records import AutopilotTry, Interval, Session
+from lightning_perf.records import AutopilotTry, Session
 from lightning_perf.reports.cells import Column, Rows
 from lightning_perf.reports.document import AnyPart, Code, facts, table
-from lightning_perf.reports.wording import block, count, line, seconds
+from lightning_perf.reports.wording import block, count, interval_text, line, seconds, speedup_text, times
 
 RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "undecided"}
 
@@ -18,14 +18,15 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     n_kept = count(sum(one.status == "kept" for one in found.tries), "kept treatment")
     waiting = ", ".join(line(text, 60) for text in found.waiting)
     yield facts([
-        f"{_speedup_text(found.speedup)} from {n_kept}" if found.speedup is not None else "",
+        f"{speedup_text(found.speedup)} from {n_kept}" if found.speedup is not None else "",
         f"{seconds(found.lost_s)} lost to slower treatments, of {seconds(found.budget_s)} allowed",
         f"not tried: {waiting}" if waiting else "",
     ])  # fmt: skip
     rows: Rows = [
         (
-            line(one.setting, 60), RESULTS[one.status], *_speedup_cells(one), _blocks(one),
-            f"{one.first_step}–{one.last_step}", line(one.finding, 16), why(one),
+            line(one.setting, 60), RESULTS[one.status],
+            *((times(one.speedup.value), interval_text(one.speedup)) if one.speedup is not None else ("", "")),
+            _blocks(one), f"{one.first_step}–{one.last_step}", line(one.finding, 16), why(one),
         )
         for one in found.tries
     ]  # fmt: skip
@@ -37,7 +38,7 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
 
 def decision_line(one: AutopilotTry) -> str:
     """Return a decision as one line for the console."""
-    speedup = _speedup_text(one.speedup)
+    speedup = speedup_text(one.speedup)
     texts = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
     return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, texts))}"
 
@@ -49,12 +50,7 @@ def kept_facts(session: Session) -> list[tuple[str, str]]:
         return []
     settings = ", ".join(line(one.setting, 60) for one in found.tries if one.status == "kept")
     code = "; ".join(line(each, 200) for each in block(found.code))
-    return [("kept", f"{_speedup_text(found.speedup)}: {settings}"), ("next run", code)]
-
-
-def _speedup_text(speedup: Interval | None) -> str:
-    """Return a speedup with its interval: ``1.74x (1.69–1.80)``; empty without one."""
-    return f"{speedup.value:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})" if speedup is not None else ""
+    return [("kept", f"{speedup_text(found.speedup)}: {settings}"), ("next run", code)]
 
 
 def why(one: AutopilotTry) -> str:
@@ -62,11 +58,6 @@ def why(one: AutopilotTry) -> str:
     if one.status == "trying":
         return f"the run ended in a block {'with' if one.is_treated else 'without'} it"
     return line(one.reason, 200)
-
-
-def _speedup_cells(one: AutopilotTry) -> tuple[str, str]:
-    found = one.speedup
-    return ("", "") if found is None else (f"{found.value:.2f}x", f"{found.low:.2f}–{found.high:.2f}")
 
 
 def _blocks(one: AutopilotTry) -> str:

@@ -18,12 +18,12 @@ from lightning_perf.reports.wording import (
     TOO_WIDE,
     UNKNOWN,
     count,
-    interval_text,
     line,
     phase_name,
     quantity,
     seconds,
     share,
+    speedup_text,
     times,
 )
 
@@ -131,10 +131,7 @@ def no_interval(comparison: Comparison) -> list[str]:
 
 def difference_rows(differences: Sequence[Difference]) -> list[tuple[str, str, str]]:
     """Return at most `MAX_DIFFERENCES` rows; the last one counts the rest."""
-    rows = [
-        (line(one.name, 80), _value(one.base), _value(one.new))
-        for one in differences[:MAX_DIFFERENCES]
-    ]  # fmt: skip
+    rows = [(line(one.name, 80), _value(one.base), _value(one.new)) for one in differences[:MAX_DIFFERENCES]]
     if len(differences) > MAX_DIFFERENCES:
         rows.append((f"and {len(differences) - MAX_DIFFERENCES} more (--format json has all)", "", ""))
     return rows
@@ -148,9 +145,9 @@ def trial_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
 
 
-def gate_line(regressions: Sequence[TimeChange], percent: float) -> str:
-    """Return the message of a failed regression gate."""
-    texts = [f"{_time_name(one.name, 'step')} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
+def gate_line(regressions: Sequence[TimeChange], percent: float, per: str) -> str:
+    """Return the message of a failed regression gate; ``per`` is that of the comparison."""
+    texts = [f"{_time_name(one.name, per)} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
             for one in regressions if one.ratio is not None]  # fmt: skip
     return f"regression beyond {percent:g} %: " + "; ".join(texts)
 
@@ -205,8 +202,7 @@ def _value(text: str | None) -> str:
 def _speedup(interval: Interval | None, verdict: str | None) -> str:
     if verdict is None:
         return "not tried"
-    speedup = f"{times(interval.value)} ({interval_text(interval)}), " if interval else ""
-    return speedup + verdict.replace("_", " ")
+    return ", ".join(filter(None, (speedup_text(interval), verdict.replace("_", " "))))
 
 
 def change(base: float | None, new: float | None) -> Value:

@@ -20,9 +20,9 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     if factor is not None and not news:
         least = share(factor - 1) if factor < 2 else times(factor)
         machine = session.earlier.machine_factor or 1.0
-        besides = f" but for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
+        except_for = f", except for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
         yield note(
-            f"no slower than earlier runs{besides}; a slowdown of {least} or more would be detected in 95 % of cases"
+            f"no slower than earlier runs{except_for}; a slowdown of {least} or more would be detected in 95 % of cases"
         )
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
@@ -34,13 +34,15 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
 
 def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
     """Return what changed since the previous run, the first few."""
-    texts = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
+    texts = [change_text(each.name, each.base, each.new) for each in run.changes[:limit]]
     rest = len(run.changes) - len(texts)
     return ", ".join(line(each, 120) for each in texts) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _value(value: str | None) -> str:
-    return "none" if value is None else value[:7] if len(value) == 40 else value  # the short form of a commit
+def change_text(name: str, base: str | None, new: str | None) -> str:
+    """Return a change, ``num_workers 8 → 4``; None where a run does not have the setting. Commits are abbreviated."""
+    values = ("none" if value is None else value[:7] if name == "commit" else value for value in (base, new))
+    return f"{name} {' → '.join(values)}"
 
 
 def _longest(run: EarlierRun) -> str:

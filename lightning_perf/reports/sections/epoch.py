@@ -24,10 +24,9 @@ def epoch_document(session: Session, epoch_index: int, previous: Session | None 
         texts += [count(epoch.n_steps, "step"), seconds(epoch.wall_s)]
         if epoch.step_p50_s is not None:
             texts.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
-        if epoch.samples is not None and epoch.wall_s > 0:
-            texts.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
-        if epoch.tokens is not None and epoch.wall_s > 0:
-            texts.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
+        for n, unit in ((epoch.samples, "samples/s"), (epoch.tokens, "tokens/s")):
+            if n is not None and epoch.wall_s > 0:
+                texts.append(f"{number(round(n / epoch.wall_s, 1))} {unit}")
     rows = phase_rows(epoch.phases, epoch.wall_s) if epoch is not None else []
     known = {(f.code, f.severity) for f in previous.findings} if previous is not None else set()
     findings = ordered_findings(session)

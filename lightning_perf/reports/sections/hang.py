@@ -1,5 +1,6 @@
 """The description of a hang, as lines of text."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from lightning_perf.records import Hang, RankState
@@ -29,7 +30,8 @@ def _lines(hang: Hang, step: str) -> Iterator[str]:
         place = f"in {worker.waits_in}" if worker.waits_in else "", f"at {worker.where}" if worker.where else ""
         yield f"  worker   process {worker.pid} {line(' '.join(filter(None, (worker.state, *place))), 200)}"
     # Of many ranks, those that are elsewhere than most.
-    ranks = sorted(hang.ranks, key=lambda one: (sum(_place(one) == _place(other) for other in hang.ranks), one.rank))
+    n_at = Counter(map(_place, hang.ranks))
+    ranks = sorted(hang.ranks, key=lambda one: (n_at[_place(one)], one.rank))
     for rank in sorted(ranks[:_MAX_LISTED], key=lambda one: one.rank):
         at = f" at {line(rank.where, 200)}" if rank.where else ""
         yield f"  rank {rank.rank:<3} {phase_name(rank.phase)} after {count(rank.n_steps, step)}{at}"

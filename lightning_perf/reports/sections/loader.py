@@ -7,7 +7,7 @@ from lightning_perf.records import LoaderProbe, Session
 from lightning_perf.reports.cells import TAB, Heads, Value
 from lightning_perf.reports.cells import share as share_cell
 from lightning_perf.reports.document import AnyPart, facts, listing, table
-from lightning_perf.reports.wording import count, line, number, seconds, share, size
+from lightning_perf.reports.wording import count, known, line, number, seconds, share, size
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import function_place, function_share
 from lightning_perf.rules.rule import Skip
@@ -122,26 +122,20 @@ def function_facts(probe: LoaderProbe) -> list[str]:
 
 def sample_facts(probe: LoaderProbe) -> list[str]:
     """Return the cost of a sample, of collating and of transport, and the size of a batch."""
-    texts = []
-    if probe.getitem is not None:
-        each = probe.getitem
-        texts.append(f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, max {seconds(each.max_s)})")
-    if probe.getitem_cpu_fraction is not None:
-        texts.append(f"{share(probe.getitem_cpu_fraction)} of it CPU time")
-    if probe.kept_s is not None:
-        texts.append(f"{seconds(probe.kept_s)} if kept in memory, {size(round(probe.kept_bytes or 0))} for all samples")
-    if probe.collate is not None:
-        texts.append(f"collate {seconds(probe.collate.p50_s)} per batch")
-    if probe.transport is not None:
-        texts.append(f"transport from the worker {seconds(probe.transport.p50_s)} per batch")
-    if probe.pin is not None:
-        texts.append(f"pinning {seconds(probe.pin.p50_s)} per batch")
-    if probe.batch_bytes is not None:
-        tensors = f" in {count(probe.n_tensors, 'tensor')}" if probe.n_tensors else ""
-        texts.append(f"{size(probe.batch_bytes)}{tensors} per batch")
-    if probe.read_bytes:
-        texts.append(f"{size(round(probe.read_bytes))} read per sample")
-    return texts
+    kept = f"if kept in memory, {size(round(probe.kept_bytes or 0))} for all samples"
+    tensors = f" in {count(probe.n_tensors, 'tensor')}" if probe.n_tensors else ""
+    texts = (
+        known(probe.getitem, lambda each: f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, "
+                                          f"max {seconds(each.max_s)})"),
+        known(probe.getitem_cpu_fraction, lambda part: f"{share(part)} of it CPU time"),
+        known(probe.kept_s, lambda kept_s: f"{seconds(kept_s)} {kept}"),
+        known(probe.collate, lambda each: f"collate {seconds(each.p50_s)} per batch"),
+        known(probe.transport, lambda each: f"transport from the worker {seconds(each.p50_s)} per batch"),
+        known(probe.pin, lambda each: f"pinning {seconds(each.p50_s)} per batch"),
+        known(probe.batch_bytes, lambda n_bytes: f"{size(n_bytes)}{tensors} per batch"),
+        known(probe.read_bytes or None, lambda n_bytes: f"{size(round(n_bytes))} read per sample"),
+    )  # fmt: skip
+    return list(filter(None, texts))
 
 
 def _probed_loader(session: Session) -> ProbedLoader | None:

@@ -1,7 +1,7 @@
 """The machine during the run: devices, host, energy, cost."""
 
 from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
-from lightning_perf.reports.wording import count, line, number, share, size
+from lightning_perf.reports.wording import count, known, line, number, share, size
 
 _JOULES_PER_KWH = 3.6e6
 _HOURS_A_DAY = 24
@@ -76,35 +76,30 @@ def _device(device: GpuTelemetry) -> str:
 
 
 def _host(host: HostTelemetry) -> str:
-    parts = []
-    if host.process_cpu_cores is not None:
-        parts.append(f"training {number(host.process_cpu_cores.mean)} cores busy")
-    if host.workers_cpu_cores is not None:
-        parts.append(f"{host.n_workers} workers {number(host.workers_cpu_cores.mean)} cores busy")
-    if host.cpu_busy_fraction is not None:
-        parts.append(f"all usable cores {share(host.cpu_busy_fraction.mean)} busy")
-    if host.iowait_fraction is not None:
-        parts.append(f"iowait {share(host.iowait_fraction.mean)}")
-    if host.read_bytes_per_s is not None:
-        parts.append(f"{size(host.read_bytes_per_s.mean)}/s read")
-    if host.throttle_periods:
-        parts.append(
-            f"CPU quota exhausted in {share((host.throttled_periods or 0) / host.throttle_periods)} of periods"
-        )
-    return ", ".join(parts)
+    throttled = (host.throttled_periods or 0) / host.throttle_periods if host.throttle_periods else None
+    parts = (
+        known(host.process_cpu_cores, lambda cores: f"training {number(cores.mean)} cores busy"),
+        known(host.workers_cpu_cores, lambda cores: f"{host.n_workers} workers {number(cores.mean)} cores busy"),
+        known(host.cpu_busy_fraction, lambda busy: f"all usable cores {share(busy.mean)} busy"),
+        known(host.iowait_fraction, lambda iowait: f"iowait {share(iowait.mean)}"),
+        known(host.read_bytes_per_s, lambda read: f"{size(read.mean)}/s read"),
+        known(throttled, lambda part: f"CPU quota exhausted in {share(part)} of periods"),
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _energy(energy: Energy) -> str:
-    parts = []
-    if energy.metered_j is not None:
-        parts.append(f"{number(energy.metered_j)} J ({number(energy.metered_j / _JOULES_PER_KWH)} kWh)")
-    if energy.epoch_j is not None:
-        parts.append(f"{number(energy.epoch_j)} J per epoch")
-    if energy.sample_j is not None:
-        parts.append(f"{number(energy.sample_j)} J per sample")
-    for what, joules, basis in (("device", energy.gpu_j, energy.gpu_basis), ("CPU", energy.cpu_j, energy.cpu_basis)):
-        parts.append(f"{what} not measured" if joules is None else f"{what} from {line(basis, 24)}")
-    return ", ".join(parts)
+    sources = (("device", energy.gpu_j, energy.gpu_basis), ("CPU", energy.cpu_j, energy.cpu_basis))
+    parts = (
+        known(energy.metered_j, lambda joules: f"{number(joules)} J ({number(joules / _JOULES_PER_KWH)} kWh)"),
+        known(energy.epoch_j, lambda joules: f"{number(joules)} J per epoch"),
+        known(energy.sample_j, lambda joules: f"{number(joules)} J per sample"),
+        *(
+            f"{what} {'not measured' if joules is None else f'from {line(basis, 24)}'}"
+            for what, joules, basis in sources
+        ),
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _cost(cost: Cost) -> str:

@@ -119,8 +119,9 @@ def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
         ("rest of the peak", breakdown.rest_bytes, "temporary buffers and other tensors"),
         ("reserved, unused", breakdown.cache_bytes, "reserved beyond the peak"),
     ]
-    total = sum(n_bytes or 0 for _, n_bytes, _ in parts)
-    rows = [MemoryRow(n, b, b / total, note) for n, b, note in parts if b and b >= _MIN_SHARE * total]
+    held = [(name, n_bytes, note) for name, n_bytes, note in parts if n_bytes and n_bytes > 0]
+    total = sum(n_bytes for _, n_bytes, _ in held)
+    rows = [MemoryRow(n, b, b / total, note) for n, b, note in held if b >= _MIN_SHARE * total]
     return sorted(rows, key=lambda row: -row.n_bytes)
 
 

@@ -8,7 +8,7 @@ from lightning_perf.reports.cells import share as share_cell
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Document, Figure, Table, facts, section, table
 from lightning_perf.reports.sections.memory import breakdown_parts, memory_title
-from lightning_perf.reports.wording import count, line, share, size
+from lightning_perf.reports.wording import count, known, line, share, size
 from lightning_perf.reports.wording import number as number_text
 from lightning_perf.reports.wording import seconds as seconds_text
 from lightning_perf.stats.roofline import intensity, module_s, ridge, work_of
@@ -70,27 +70,22 @@ def flops_in(value: float | None, unit: str = "FLOPs") -> str:
 
 def model_facts(profile: ModelProfile) -> list[str]:
     """Return parameters, FLOPs and bytes of the whole model."""
-    texts = [f"{number_text(profile.n_parameters)} parameters ({size(profile.parameters_bytes)})"]
-    if profile.n_samples is not None:
-        texts.append(f"batch size {profile.n_samples:,}")
-    if profile.forward_flops is not None:
-        texts.append(f"forward {flops_in(profile.forward_flops)}")
-    if profile.backward_flops is not None:
-        texts.append(f"backward {flops_in(profile.backward_flops)}")
-    if profile.recomputed_flops:
-        texts.append(f"{flops_in(profile.recomputed_flops)} of these recompute activations")
     n_flops, n_bytes = work_of(profile)
-    if profile.basis != "step":
-        texts.append("counted from shapes" + (", as if not compiled" if profile.basis == "uncompiled" else ""))
-    if profile.saved_bytes is not None:
-        texts.append(f"{size(profile.saved_bytes)} saved for backward")
-    if n_bytes:
-        texts.append(f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte")
-    if profile.precision:
-        texts.append(f"mostly {line(profile.precision, 16)}")
-    if profile.uncounted:
-        texts.append("not counted: " + ", ".join(line(name, 60) for name in profile.uncounted[:4]))
-    return texts
+    moved = f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte"
+    uncounted = ", ".join(line(name, 60) for name in profile.uncounted[:4])
+    texts = (
+        f"{number_text(profile.n_parameters)} parameters ({size(profile.parameters_bytes)})",
+        known(profile.n_samples, "batch size {:,}".format),
+        known(profile.forward_flops, lambda n: f"forward {flops_in(n)}"),
+        known(profile.backward_flops, lambda n: f"backward {flops_in(n)}"),
+        known(profile.recomputed_flops or None, lambda n: f"{flops_in(n)} of these recompute activations"),
+        {"step": "", "uncompiled": "counted from shapes, as if not compiled"}.get(profile.basis, "counted from shapes"),
+        known(profile.saved_bytes, lambda saved: f"{size(saved)} saved for backward"),
+        moved if n_bytes else "",
+        f"mostly {line(profile.precision, 16)}" if profile.precision else "",
+        f"not counted: {uncounted}" if uncounted else "",
+    )
+    return list(filter(None, texts))
 
 
 def _time_facts(profile: ModelProfile) -> list[str]:

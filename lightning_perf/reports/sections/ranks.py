@@ -22,11 +22,6 @@ _LOCAL_CODES = ("PD1", "PD2", "PD3", "PD8")
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def is_worth_showing(ranks: Ranks) -> bool:
-    """Return whether several ranks reported, or one is missing."""
-    return len(ranks.summaries) > 1 or bool(ranks.summaries and ranks.missing)
-
-
 def rank_title(ranks: Ranks) -> str:
     """Return the heading of the section."""
     n_nodes = len({one.node for one in ranks.summaries})
@@ -36,8 +31,8 @@ def rank_title(ranks: Ranks) -> str:
 
 
 def rank_parts(ranks: Ranks | None) -> Iterator[AnyPart]:
-    """Yield own work and waiting of each rank, how they spread, and ranks that are missing."""
-    if ranks is None or not is_worth_showing(ranks):
+    """Yield own work and waiting of each rank, how they spread, and ranks that are missing; nothing for one rank."""
+    if ranks is None or not ranks.summaries or len(ranks.summaries) + len(ranks.missing) < 2:
         return
     yield Figure("ranks", "Ranks")
     heads: Heads = ("rank", "own work", "data", "compute", "host", "waits", "batches")

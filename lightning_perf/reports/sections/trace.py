@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+import msgspec
+
 from lightning_perf.records import CollectiveTime, Kernels, TraceRank, TraceRanks, TraceRecord
 from lightning_perf.reports import wording
 from lightning_perf.reports.cells import PAGE, TAB, Cell, Column, Heads, Rows, Value, number, seconds, share, size
@@ -347,14 +349,10 @@ def _ranks_table(ranks: TraceRanks) -> Table:
 
 
 def _median_rank(ranks: TraceRanks, parts: Sequence[str]) -> TraceRank:
-    def of(name: str) -> float:
-        return float(median(getattr(one, name) for one in ranks.ranks))
-
-    return TraceRank(
-        rank=-1, source="", step_s=of("step_s"), own_s=of("own_s"), waiting_s=of("waiting_s"),
-        transfer_s=of("transfer_s"), last_fraction=of("last_fraction"), straggler_share=of("straggler_share"),
-        parts_s={part: median(one.parts_s.get(part, 0.0) for one in ranks.ranks) for part in parts},
-    )  # fmt: skip
+    names = ("step_s", "own_s", "waiting_s", "straggler_share", "last_fraction")
+    medians = {name: median(getattr(one, name) for one in ranks.ranks) for name in names}
+    parts_s = {part: median(one.parts_s.get(part, 0.0) for one in ranks.ranks) for part in parts}
+    return msgspec.structs.replace(ranks.ranks[0], rank=-1, parts_s=parts_s, **medians)
 
 
 def _title(record: TraceRecord) -> str:

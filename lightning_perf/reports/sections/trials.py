@@ -8,7 +8,7 @@ from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Tri
 from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Code, Document, facts, heading, note, section, table
-from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, times
+from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, speedup_text, times
 
 _WIDE = 92
 _PAIR = ("baseline", "baseline-again")
@@ -137,7 +137,7 @@ def trial_facts(trial: Trial) -> list[str]:
     facts.append(seconds(trial.wall_s))
     if trial.aa is None and len([run for run in trial.runs if run.arm in _PAIR and run.block_means_s]) < 2:
         return facts  # nothing shows the noise
-    pair = f", A/A pair {times(trial.aa.value)} ({interval_text(trial.aa)})" if trial.aa is not None else ""
+    pair = f", A/A pair {speedup_text(trial.aa)}" if trial.aa is not None else ""
     facts.append(f"noise ±{share(trial.noise_band, decimals=1)}{pair}")
     return facts
 
@@ -202,12 +202,9 @@ def _rate(run: ArmRun, factor: int) -> float:
 
 
 def _cells(name: str, one: Arm | Rung, step_gain: Interval | None = None) -> tuple[Cell, ...]:
-    speedup = Value("")
-    if one.speedup is not None:
-        speedup = Value(f"{times(one.speedup.value)} ({interval_text(one.speedup)})", one.speedup.value)
     return (
         name,
-        speedup,
+        Value(speedup_text(one.speedup), one.speedup.value if one.speedup is not None else None),
         Value(times(step_gain.value), step_gain.value) if step_gain else Value(""),
         Value(gain(one.predicted)),
         size_cell(one.peak_bytes),

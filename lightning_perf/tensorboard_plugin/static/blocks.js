@@ -57,9 +57,7 @@ function finding(block) {
 }
 
 function perfetto(block, parameters) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined));
-  const trace = address(`trace?${query}`);
-  const page = `${address('perfetto/index.html')}#!/?url=${encodeURIComponent(trace)}`;
+  const page = `${address('perfetto/index.html')}#!/?url=${encodeURIComponent(address('trace', parameters))}`;
   const inside = `${page}&mode=embedded`; // no menus, no check for updates
   return el('section', {class: 'perfetto'},
     el('p', {}, el('span', {text: `${block.file} in Perfetto. `}), el('a', {href: page, target: '_blank', rel: 'noopener', text: 'Open in a new tab'})),

@@ -1,6 +1,6 @@
 // Figures, drawn by plotly from the installed wheel once they come into view.
 
-import {address, ask, el, isDark} from './page.js';
+import {address, ask, el, themeName} from './page.js';
 
 let loading = null;
 
@@ -18,8 +18,9 @@ function plotly() {
 const OPTIONS = {responsive: true, displayModeBar: false, topojsonURL: 'none://'};
 
 async function draw(section, place, parameters) {
+  const theme = themeName();
   try {
-    const reply = await ask('figure', {...parameters, theme: isDark() ? 'dark' : 'light'});
+    const reply = await ask('figure', {...parameters, theme});
     if (reply.state === 'reading') {
       setTimeout(() => { if (place.isConnected) draw(section, place, parameters); }, 600);
       return;
@@ -35,7 +36,8 @@ async function draw(section, place, parameters) {
     place.replaceChildren();
     place.style.minHeight = `${reply.figure.layout.height ?? 300}px`;
     await library.react(place, reply.figure.data, reply.figure.layout, OPTIONS);
-    section.dataset.drawn = isDark() ? 'dark' : 'light';
+    section.dataset.drawn = theme;
+    if (theme !== themeName()) draw(section, place, parameters); // it changed meanwhile
   } catch (error) {
     place.classList.remove('waiting');
     place.replaceChildren(el('p', {class: 'note problem', text: `This figure could not be drawn: ${error.message}`}));

@@ -1,7 +1,7 @@
 // The PERFDOCTOR tab. TensorBoard calls render() once and keeps the page, so the page polls for changes.
 
 import {draw} from './static/blocks.js';
-import {address, ask, el, isDark, onTheme} from './static/page.js';
+import {address, ask, el, onTheme, themeName} from './static/page.js';
 
 const POLL_MS = 5000;
 const READING_MS = 600;
@@ -33,7 +33,7 @@ export async function render() {
 }
 
 function theme() {
-  const now = isDark() ? 'dark' : 'light';
+  const now = themeName();
   if (document.documentElement.dataset.theme === now) return;
   document.documentElement.dataset.theme = now;
   for (const figure of document.querySelectorAll('[data-figure]')) figure.dispatchEvent(new Event('theme'));
@@ -44,6 +44,7 @@ async function poll() {
   try {
     reply = await ask('runs');
   } catch (error) {
+    state.drawn = ''; // draw the view again once TensorBoard answers
     say(`PerfDoctor cannot reach TensorBoard: ${error.message}`, 'problem');
     return;
   }
@@ -52,7 +53,7 @@ async function poll() {
   state.search = [reply.is_complete ? '' : 'still searching the log directory', reply.is_cut ? 'the log directory has too many folders: some were not searched' : ''];
   state.views = [...reply.views, DIFF];
   const known = (id) => state.runs.some((run) => run.id === id);
-  if (!known(state.run)) state.run = state.runs[0]?.id ?? null;
+  if (!known(state.run)) Object.assign(state, {run: state.runs[0]?.id ?? null, trace: null});
   if (!known(state.base) || state.base === state.run) state.base = other();
   list(page.run, state.run);
   list(page.base, state.base);
@@ -179,12 +180,12 @@ async function show() {
     return;
   }
   state.drawn = now;
+  traces(reply);
   if (reply.state === 'failed') {
     say(reply.error, 'problem');
     return;
   }
   state.place = place();
-  traces(reply);
   if (reply.empty) state.empty = reply.empty;
   tabs();
   const open = new Set(isNew ? [] : [...page.view.querySelectorAll('details[open]')].map((one) => one.dataset.code));

@@ -13,12 +13,7 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 export async function ask(route, parameters = {}) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(parameters)) {
-    if (value !== null && value !== undefined) query.set(name, value);
-  }
-  const address = new URL(`./${route}?${query}`, import.meta.url.replace(/static\/[^/]*$/, ''));
-  const response = await fetch(address);
+  const response = await fetch(address(route, parameters));
   let reply;
   try {
     reply = await response.json();
@@ -29,17 +24,23 @@ export async function ask(route, parameters = {}) {
   return reply;
 }
 
-export function address(path) {
-  return new URL(`./${path}`, import.meta.url.replace(/static\/[^/]*$/, '')).href;
+export function address(path, parameters = {}) {
+  const url = new URL(`./${path}`, import.meta.url.replace(/static\/[^/]*$/, ''));
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  }
+  return url.href;
 }
 
 // TensorBoard does not announce its dark mode; only a class of its body shows it.
-export function isDark() {
+export function themeName() {
+  let isDark;
   try {
-    return window.parent.document.body.classList.contains('dark-mode');
+    isDark = window.parent.document.body.classList.contains('dark-mode');
   } catch {
-    return window.matchMedia('(prefers-color-scheme: dark)').matches;
+    isDark = window.matchMedia('(prefers-color-scheme: dark)').matches;
   }
+  return isDark ? 'dark' : 'light';
 }
 
 export function onTheme(changed) {

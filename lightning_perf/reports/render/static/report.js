@@ -68,7 +68,8 @@
   }
 
   function openSection() {
-    const details = location.hash && document.getElementById(location.hash.slice(1))?.querySelector("details");
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    const details = target && (target.closest("details") || target.querySelector("details")); // a finding is one
     if (details) details.open = true;
   }
 
