@@ -2,16 +2,19 @@
 
 import gc
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from packaging.version import Version
 
 from tests.forkserver import Forkserver
 
@@ -31,6 +34,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _HISTORIES = tempfile.TemporaryDirectory(prefix="lightning-perf-histories-")
 _NUMBERS = itertools.count()
 os.environ["LIGHTNING_PERF_HISTORY"] = str(Path(_HISTORIES.name, "first.db"))
+
+
+# Python 3.14 starts workers by a server, to which datasets of tests that hold clocks or open files cannot be sent.
+if sys.version_info >= (3, 14):
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs_torch"):
+        needed = mark.args[0]
+        if Version(metadata.version("torch")) < Version(needed):
+            pytest.skip(f"needs torch {needed} or newer")
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ WRONG_THERE = {
 def test_datasheet_agrees_with_lightnings_table_where_that_is_right(name: str) -> None:
     torch = pytest.importorskip("torch")
     throughput = pytest.importorskip("lightning.fabric.utilities.throughput")
-    theirs = throughput._CUDA_FLOPS[IN_BOTH[name]]
+    theirs = throughput._CUDA_FLOPS.get(IN_BOTH[name]) or pytest.skip("not in the table of this Lightning")
     keys = {"fp32": torch.float32, "tf32": "tfloat32", "bf16": torch.bfloat16, "fp16": torch.float16}
     found = datasheet_of(name)
     for precision, speed in found.matmul_flops_per_s.items():

@@ -89,7 +89,8 @@ def test_torch_profiler_is_read_live_and_from_its_file(tmp_path: Path) -> None:
         for _ in range(3):
             with torch.profiler.record_function("ProfilerStep#1"):
                 model(torch.ones(2, 4)).sum().backward()
-    live = analyze_trace(from_events(live_events(profiler.profiler.kineto_results.events())))
+    events = profiler.profiler.kineto_results.events()
+    live = analyze_trace(from_events(live_events(events)))
     file = tmp_path / "t.json"
     profiler.export_chrome_trace(str(file))
     written = analyze(file)
@@ -100,5 +101,6 @@ def test_torch_profiler_is_read_live_and_from_its_file(tmp_path: Path) -> None:
         assert ours.duration_s == pytest.approx(theirs.duration_s, abs=2e-6)
     assert {each.name: each.calls for each in live.operators} == {each.name: each.calls for each in written.operators}
     assert [each.shapes for each in live.matrix_shapes] == [each.shapes for each in written.matrix_shapes]
-    assert live.has_stacks
+    assert written.has_stacks
+    assert live.has_stacks or not hasattr(events[0], "activity_type")  # older torch keeps stacks for files
     assert live.has_shapes

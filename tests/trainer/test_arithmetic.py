@@ -183,6 +183,7 @@ def no_process_group_left() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.mark.needs_torch("2.6")  # that runs compiled code uncompiled, and has fully_shard
 @pytest.mark.usefixtures("no_process_group_left")
 @pytest.mark.parametrize(
     ("model", "arguments"),
@@ -221,6 +222,7 @@ def test_hidden_step_is_counted_from_its_shapes_and_the_training_is_the_same_bit
     assert profile.utilisation.measured_fraction is not None
 
 
+@pytest.mark.needs_torch("2.6")
 def test_reason_is_recorded_when_a_hidden_step_depends_on_values(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

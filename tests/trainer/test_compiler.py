@@ -95,6 +95,7 @@ def line_of(function: Any, mark: str = "") -> int:
     return first + next((i for i, line in enumerate(lines) if mark and mark in line), 0)
 
 
+@pytest.mark.needs_torch("2.6")
 def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
     session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
     watch = watch_of(session)
@@ -139,6 +140,7 @@ def test_module_counts_as_compiled_when_a_method_was_decorated():
 
 
 @pytest.mark.parametrize("first", [8, 9, 10])
+@pytest.mark.needs_torch("2.6")
 def test_functions_are_compiled_as_often_as_without_perf_doctor(make_trainer, monkeypatch, first: int):
     monkeypatch.setattr(sampled_steps, "COUNTED_STEP", first)
     with torch._dynamo.config.patch(recompile_limit=3 * N_STEPS):
@@ -166,6 +168,7 @@ def test_function_stays_compiled_when_its_first_call_is_in_the_step_that_is_coun
     assert len(compiled_calls) >= N_STEPS - sampled_steps.COUNTED_STEP - 1  # the counted step may be another
 
 
+@pytest.mark.needs_torch("2.6")
 def test_line_and_reason_are_named_when_a_break_in_a_loop_leaves_the_whole_function_uncompiled(make_trainer):
     class Looping(Compiled):
         """Reads a number in each round of a loop."""
@@ -189,6 +192,7 @@ def test_function_is_reported_when_torch_stopped_compiling_it_early(make_trainer
     assert "torch runs the function uncompiled" in finding.summary
 
 
+@pytest.mark.needs_torch("2.6")
 def test_steps_that_compile_count_in_no_statistic_when_compiling_is_slow(make_trainer):
     def slowly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         time.sleep(0.2)

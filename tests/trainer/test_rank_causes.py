@@ -133,6 +133,7 @@ def test_slow_rank_is_named_when_the_trainer_starts_the_processes(
     assert_second_rank_waits_least(session)
 
 
+@pytest.mark.needs_torch("2.6")  # fully_shard
 @pytest.mark.parametrize("fault", [fault for fault in SHARDED if fault != "compute"])
 def test_slow_rank_is_named_where_parameters_are_sharded(sharded: dict[str, Any], fault: str) -> None:
     session = sharded[fault]
@@ -141,6 +142,7 @@ def test_slow_rank_is_named_where_parameters_are_sharded(sharded: dict[str, Any]
     assert "not at the end of backward" in session.missing["ranks.summaries.waiting_s"]
 
 
+@pytest.mark.needs_torch("2.6")  # fully_shard
 def test_rank_that_computes_more_is_named_by_its_traces_where_parameters_are_sharded(sharded: dict[str, Any]) -> None:
     assert "PD701" not in found(sharded["compute"])  # the clock of the host does not show it
     records, errors = analyze_many([*(sharded["out"] / "compute").glob("*.pt.trace.json.gz")])

@@ -155,6 +155,7 @@ def test_states_are_not_known_when_an_unknown_optimizer_has_made_no_step() -> No
     assert "Unknown" in record.optimizer_basis
 
 
+@pytest.mark.needs_torch("2.5")  # torch.distributed.tensor
 def test_local_shards_count_when_parameters_are_distributed(tmp_path: Any) -> None:
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh

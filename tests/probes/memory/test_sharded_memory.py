@@ -17,7 +17,10 @@ HALF = 4 * (IN * HIDDEN + HIDDEN + HIDDEN * OUT + OUT) // 2
 HIDDEN_BYTES = 4 * BATCH * HIDDEN
 STEP = 4  # bytes of an optimizer's step counter
 
-pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
+pytestmark = [
+    pytest.mark.needs_torch("2.6"),  # fully_shard
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -171,6 +171,7 @@ class CompiledMethod(nn.Sequential):
         return self[1](self[0](x)).sum()
 
 
+@pytest.mark.needs_torch("2.5")
 @pytest.mark.parametrize(
     ("make", "step"),
     [

@@ -13,7 +13,10 @@ from tests.forkserver import Forkserver
 
 from .sharded_counts_script import MODELS
 
-pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
+pytestmark = [
+    pytest.mark.needs_torch("2.6"),  # fully_shard
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo"),
+]
 
 
 @pytest.fixture(scope="module")
