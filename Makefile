@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test static check fast lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
+.PHONY: demo test static check fast lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest test-newest wheel-check bench clinic mutants clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -74,15 +74,21 @@ torture: $(STAMP)
 	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 \
 	  --dist worksteal --timeout=1200
 
-# Tests that use the Trainer, with the oldest supported Lightning in a separate environment. Its RichProgressBar does
-# not work with rich >= 14.1.
+# The tests that depend on torch and Lightning, with the oldest supported versions (on Python 3.10 to 3.12) and with the
+# newest ones, each in an environment of its own. The RichProgressBar of Lightning 2.4 does not work with rich >= 14.1.
+VERSIONS := tests/trainer tests/treatments tests/trials tests/probes tests/traces tests/tensorboard_plugin
 OLDEST := .venv-oldest
 test-oldest:
 	test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' \
-	  'lightning==2.4.0' 'pytorch-lightning==2.4.0' 'rich<14.1'
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q \
-	  tests/trainer tests/treatments tests/trials tests/probes/timeline/test_loop.py tests/probes/settings/test_settings.py
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[dev]' \
+	  'torch==2.4.0' 'numpy<2.3' 'lightning==2.4.0' 'pytorch-lightning==2.4.0' 'rich<14.1'
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q $(VERSIONS)
+
+NEWEST := .venv-newest
+test-newest:
+	test -x $(NEWEST)/bin/pip || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -q $(VERSIONS)
 
 # Build the sdist and the wheel, check their contents, and run the wheel in an empty environment.
 wheel-check: $(STAMP)
