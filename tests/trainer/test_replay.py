@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_perf import PerfDoctor, load, run_reports
+from lightning_perf import PerfDoctor, load, run, run_reports
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.records import Session
 from lightning_perf.run import DoctorRun
@@ -128,7 +127,7 @@ def test_replay_is_charged_to_reporting_when_an_epoch_ends(make_trainer: Make, m
         nonlocal clock_s
         clock_s += 0.1
 
-    monkeypatch.setattr(run_reports, "time", SimpleNamespace(perf_counter=lambda: clock_s, strftime=time.strftime))
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: clock_s))
     monkeypatch.setattr(DoctorRun, "_replay", replay)
     spent_s: list[float] = []
     can_afford = run_reports.RunReports.can_afford_epoch
