@@ -395,5 +395,6 @@ MINUTES_WEIGHT = _heuristic(2.0, "factor", "Weight of a change that takes minute
 GC_RAISED_YOUNG = _heuristic(100, "factor", "The recommended threshold of generation 0 ÷ the present one.")
 GC_RAISED_MIDDLE = _heuristic(50, "collections", "The recommended threshold of generation 1.")
 GC_RAISED_FULL = _heuristic(100, "collections", "The recommended threshold of generation 2.")
+GC_OWN_OBJECTS = _heuristic(31_000, "objects", "What PerfDoctor adds to those that a full collection visits.")
 HANG_MIN_STEPS = _heuristic(20.0, "median steps", "A shorter pause, which ended, is a slow step (PD606).")
 HANG_BUSY_MIN = _heuristic(0.5, "of a core", "A thread that waits for a lock or a socket uses none.")

@@ -4,7 +4,14 @@ from lightning_perf.records import AskedCollection, Collections, Finding, Prescr
 from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE, MEDIUM_SHARE
+from lightning_perf.rules.thresholds import (
+    GC_OWN_OBJECTS,
+    GC_RAISED_FULL,
+    GC_RAISED_MIDDLE,
+    GC_RAISED_YOUNG,
+    LOW_SHARE,
+    MEDIUM_SHARE,
+)
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, left_with_raised_thresholds
 from lightning_perf.rules.wording import called, duration, number_of, percent, place_of
 
@@ -59,9 +66,10 @@ def check(session: Session) -> Finding | None:
 
 
 def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> float:
-    """Return the part of the calls' time that Python's own collections take at most once the calls are gone.
+    """Return the part of the calls' time that is left at most once the calls are gone.
 
-    Between two calls, generation 0 grew by less than its threshold after the last automatic collection: each call that
+    Without PerfDoctor, whose objects each call visits as well, there is less to save. Python's own collections remain:
+    between two calls, generation 0 grew by less than its threshold after the last automatic collection: each call that
     goes away adds at most one collection of it.
     """
     n_calls = sum(each.n for each in asked)
@@ -81,7 +89,8 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     left_s = n_young * (
         collection_s(0, youngest) + collection_s(1, youngest * middle) / middle + full_s / (middle * oldest)
     )
-    return min(1.0, left_s / asked_s)
+    own = GC_OWN_OBJECTS / found.n_objects if found.n_objects else 0.0
+    return min(1.0, own + left_s / asked_s)
 
 
 def _cause_and_advice(found: Collections, asked: AskedCollection | None) -> tuple[str, Prescription]:
