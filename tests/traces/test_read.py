@@ -75,7 +75,7 @@ def test_the_events_key_is_found_when_the_header_only_talks_about_it(tmp_path: P
         (document(SMALL)[:-40], "cut in the middle"),
         (document(SMALL)[:20], "cut in the middle"),
         (document(SMALL)[:-30] + b"%%%", "not valid JSON"),
-        (b'{"traceEvents": [' + b"[" * 20_000 + b"]" * 20_000 + b"]}", "nests its values too deeply"),
+        (b'{"traceEvents": [' + b"[" * 500_000 + b"]" * 500_000 + b"]}", "nests its values too deeply"),
     ],
 )  # fmt: skip
 def test_a_file_is_refused_with_its_reason_when_it_is_no_whole_trace(
@@ -249,7 +249,7 @@ def test_arguments_that_cannot_be_read_are_none(tmp_path: Path) -> None:
 
 
 def test_arguments_are_none_when_they_are_nested_too_deeply() -> None:
-    nested = b"[" * 5_000 + b"]" * 5_000
+    nested = b"[" * 500_000 + b"]" * 500_000
     assert DetailsByRow({0: b'{"Input Dims": ' + nested + b"}"}).get(0) is None
 
 

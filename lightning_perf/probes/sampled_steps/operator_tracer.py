@@ -74,7 +74,8 @@ def _reading_label(stack: StackView) -> str:
     if frame is None or not (0 <= frame.f_lasti < len(frame.f_code.co_code)):
         return "item"
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    is_truth_test = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
+    # From Python 3.13 on, a comparison also converts its result.
+    is_truth_test = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL", "COMPARE_OP")
     return "bool(tensor)" if is_truth_test and not stack.via else "item"
 
 

@@ -97,7 +97,9 @@ class GarbagePauses(Probe):
         It may then be raised within a callback of others, which is called next.
         """
         error = unraisable.exc_value
-        is_ours = unraisable.object == self._on_collection or is_raised_again(error)
+        # Python 3.14 has the callback in the message only.
+        is_callback = unraisable.object is None and repr(self._on_collection) in (unraisable.err_msg or "")
+        is_ours = is_callback or unraisable.object == self._on_collection or is_raised_again(error)
         if is_ours and (not isinstance(error, Exception) or is_from_signal(error)):
             _held = RaisesWhenFreed(error)  # a local variable: raised once this function has returned
         else:
