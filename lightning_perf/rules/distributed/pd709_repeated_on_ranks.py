@@ -10,6 +10,7 @@ from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 
+_DATA_PARALLEL = ("DDPStrategy", "FSDPStrategy", "DeepSpeedStrategy")
 _PART_OF_RANK = """def __iter__(self):  # self.rank, self.n_ranks = trainer.global_rank, trainer.world_size
     worker = torch.utils.data.get_worker_info()
     n_workers, own = (worker.num_workers, worker.id) if worker else (1, 0)
@@ -20,8 +21,8 @@ _PART_OF_RANK = """def __iter__(self):  # self.rank, self.n_ranks = trainer.glob
 def check(session: Session) -> Finding | None:
     ranks = ranks_of(session)
     trainer = session.settings.trainer
-    if trainer.strategy == "ModelParallelStrategy":
-        raise Skip("with tensor parallelism, ranks may need the same samples")
+    if trainer.strategy not in _DATA_PARALLEL:
+        raise Skip(f"with {trainer.strategy}, ranks may need the same samples")
     known = Counter(one.first_batches for one in ranks.summaries if one.first_batches is not None)
     if known.total() < 2:
         raise Skip("the first batches of fewer than two ranks were compared")
