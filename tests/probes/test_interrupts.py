@@ -219,7 +219,7 @@ def test_hook_that_someone_else_set_stays_when_a_run_ends(monkeypatch: pytest.Mo
     sys.unraisablehook = others
     run.close()
     assert sys.unraisablehook is others
-    error = SimpleNamespace(exc_value=ValueError(), object=None)
+    error = SimpleNamespace(exc_value=ValueError(), object=None, err_msg=None)
     others(error)
     assert lost == [error]
 
