@@ -68,7 +68,7 @@ def main() -> None:
         _run(sys.executable, "-m", "venv", work / "venv", cwd=work)
         python = work / "venv" / "bin" / "python"
         _run(python, "-m", "pip", "install", "--quiet", "hatchling", cwd=work)
-        _run(python, "-m", "hatchling", "build", "--target", "sdist", work, cwd=REPOSITORY)
+        _run(python, "-m", "hatchling", "build", "--target", "sdist", "--directory", work, cwd=REPOSITORY)
         (sdist,) = work.glob("*.tar.gz")
         check_sdist(sdist)
         _run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work, sdist, cwd=work)
