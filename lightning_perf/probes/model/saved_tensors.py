@@ -192,7 +192,7 @@ def are_hooks_in_place() -> bool:
     if not _HOOKS._saved_tensors_hooks_is_enabled():
         return False
     try:
-        _HOOKS._saved_tensors_hooks_disable("")  # raises where hooks are in place; torch 2.4 has no function that tells
+        _HOOKS._saved_tensors_hooks_disable("")  # raises where hooks are in place; torch 2.4 cannot list them
     except RuntimeError as error:
         raise_if_from_signal(error)
         return True
