@@ -279,7 +279,8 @@ def test_sorts_held_by_variables_are_left_alone_whatever_is_counted_as_a_referen
 )
 def test_squares_of_parameters_are_replayed_as_a_weight_decay(square):
     log, found = penalty_of((64, 32), (32, 16), (64, 32), square=square)
-    assert (found.kind, found.shape, found.n_operators) == ("penalty", (64, 32), 3)
+    assert (found.kind, found.n_operators) == ("penalty", 3)
+    assert found.shape in {(64, 32), (32, 16)}, "of the one that took the most time"
     assert sum(work.n for work in cheaper(log)) == 3
 
 
