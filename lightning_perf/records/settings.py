@@ -185,13 +185,13 @@ class Hyperparameters(Record, frozen=True, kw_only=True):
 
 
 class AddedHooks(Record, frozen=True, kw_only=True):
-    """Hooks that a training adds to its modules while it runs.
+    """Hooks that a training adds to its modules or parameters while it runs.
 
     Attributes:
-        n_hooks: Hooks of the module to which most were added, when they were last counted.
+        n_hooks: Hooks of the module or parameter to which most were added, when they were last counted.
         per_step: Hooks added to it per step.
         per_epoch: Hooks added to it per epoch; None if they are added in most steps.
-        module: Its path, e.g. ``"encoder.layers.0"``; empty for the LightningModule itself.
+        module: Its path, e.g. ``"encoder.layers.0"`` or ``"head.weight"``; empty for the LightningModule itself.
         function: Name of the hook added last; empty if unknown.
         site: Its first line, e.g. ``"model.py:31"``; empty if unknown.
     """

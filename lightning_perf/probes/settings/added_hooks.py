@@ -1,7 +1,7 @@
-"""Count the hooks of modules: a hook that is added again in each step or epoch makes steps longer and longer."""
+"""Count the hooks of modules and parameters: one that is added again in each step or epoch makes steps longer."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
@@ -18,10 +18,10 @@ _COUNTS_AT = (12, 32, 132, 1032)
 """Steps before which hooks are counted: none of them is sampled with hooks of PerfDoctor's own."""
 
 _LEAST_PER_STEP, _LEAST_ADDED = 0.5, 10
-"""Fewest hooks added to one module that are reported: per step, and in total."""
+"""Fewest hooks added to one module or parameter that are reported: per step, and in total."""
 
 _LEAST_PER_EPOCH, _LEAST_EQUAL = 0.5, 3
-"""Fewest hooks added to one module per epoch that are reported, and fewest of them with the same code: a callback may
+"""Fewest hooks added to one of them per epoch that are reported, and fewest of these with the same code: a callback may
 add hooks before each epoch and remove them after it."""
 
 _SLOW_NS = 10**6
@@ -29,17 +29,18 @@ _SLOW_NS = 10**6
 milliseconds."""
 
 _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_KINDS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class _Count(NamedTuple):
     step: int
     epoch: int
     n_by_place: dict[tuple[str, str], int]
-    """Hooks by module and kind."""
+    """Hooks by path and kind."""
 
 
 class AddedHooksProbe(Probe):
-    """Counts the hooks of all modules before a few steps, and at the end of a fit."""
+    """Counts the hooks of all modules and parameters before a few steps, and at the end of a fit."""
 
     name = "added_hooks"
     stages = ("fit",)
@@ -81,24 +82,35 @@ class AddedHooksProbe(Probe):
         return {"settings": replace(settings, model=replace(settings.model, added_hooks=self._found))}
 
 
-def _hooks(module: nn.Module, kind: str) -> list[Any]:
-    return [hook for _, hook in plain.items_of(plain.attributes(module).get(kind)) or ()]
+def _all_hooks(root: nn.Module) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    """Yield the hooks of each module and parameter by path and kind; only those that have some."""
+    for path, module in module_walk.named_modules(root):
+        for kind in _KINDS:
+            yield from _listed(path, kind, plain.attributes(module).get(kind))
+    for path, parameter in module_walk.named_parameters(root):
+        if plain.is_readable_tensor(parameter):
+            for kind in _KINDS_OF_PARAMETERS:
+                yield from _listed(path, kind, plain.field(parameter, kind))
+
+
+def _listed(path: str, kind: str, hooks: Any) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    found = [hook for _, hook in plain.items_of(hooks) or ()]
+    if found:
+        yield (path, kind), found
 
 
 def _n_hooks(root: nn.Module) -> dict[tuple[str, str], int]:
-    places = ((path, kind, module) for path, module in module_walk.named_modules(root) for kind in _KINDS)
-    return {(path, kind): n for path, kind, module in places if (n := len(_hooks(module, kind)))}
+    return {place: len(hooks) for place, hooks in _all_hooks(root)}
 
 
 def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
-    """Return the hooks of the module to which most were added; None if few steps or epochs add hooks."""
+    """Return the hooks of the module or parameter to which most were added; None if few steps or epochs add hooks."""
     added = {place: n - first.n_by_place.get(place, 0) for place, n in last.n_by_place.items()}
     place = max(added, key=added.__getitem__, default=("", ""))
     n_added = added.get(place, 0)
     if n_added <= 0:
         return None
-    path, kind = place
-    hooks = next(_hooks(module, kind) for name, module in module_walk.named_modules(root) if name == path)
+    hooks = dict(_all_hooks(root))[place]
     code = _code_of(hooks[-1])
     is_per_epoch = n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step))
     n_epochs = last.epoch - first.epoch
@@ -110,7 +122,7 @@ def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
         n_hooks=last.n_by_place[place],
         per_step=n_added / (last.step - first.step),
         per_epoch=n_added / n_epochs if is_per_epoch else None,
-        module=path,
+        module=place[0],
         function=code.co_name if code is not None else "",
         site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code is not None else "",
     )

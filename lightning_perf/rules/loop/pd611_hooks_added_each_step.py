@@ -1,4 +1,4 @@
-"""PD611: each step or epoch adds a hook to a module, so that steps take longer and longer."""
+"""PD611: each step or epoch adds a hook to a module or a parameter, so that steps take longer and longer."""
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
@@ -39,7 +39,7 @@ def check(session: Session) -> Finding | None:
             f"and each {unit} takes longer than the one before."
         ),
         evidence=(
-            fact("hooks of the module", added.n_hooks, "count"),
+            fact("hooks in the end", added.n_hooks, "count"),
             fact(f"hooks added per {unit}", rate, "count"),
             fact("growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
         ),

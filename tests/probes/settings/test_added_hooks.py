@@ -67,6 +67,16 @@ def test_kind_that_grows_is_named_and_no_code_of_the_hook_runs(hook, name):
     assert list(vars(hook).get("asked", ())) == asked
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_are_named_too(register):
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    first = added_hooks._Count(0, 0, added_hooks._n_hooks(model))
+    for _ in range(40):
+        getattr(model[0].weight, register)(Hooked.keep)
+    found = added_hooks._added(model, first, added_hooks._Count(20, 0, added_hooks._n_hooks(model)))
+    assert (found.module, found.n_hooks, found.function) == ("0.weight", 40, "keep")
+
+
 @pytest.mark.parametrize(
     ("n_equal", "n_epochs", "per_epoch"), [(3, 3, 2 / 3), (3, 6, None), (2, 2, None), (0, 3, None)]
 )
