@@ -4,9 +4,9 @@ import re
 
 _CALL = r"(\(|$)"
 _REMEDIES = (
-    # Permutes all of the population.
+    # That of a RandomState permutes all of the population.
     (
-        r"random\.choice\((?!.*\bp\s*=).*replace\s*=\s*False",
+        r"\.choice\((?!.*\bp\s*=).*replace\s*=\s*False",
         "keep one generator (np.random.default_rng) and call its choice, which is faster for a few of many items",
     ),
     (

@@ -49,6 +49,11 @@ def check(session: Session) -> Finding | None:
     if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself
         work = f"what {work} does besides torch operators"
     remedy = remedy_for(worst.line.call, worst.line.code)
+    if worst.phase == "data_wait":
+        one_call = f"draw all indices of an epoch in one call instead of calling {work} for each"
+        summary = f"speed up {work}: {remedy}" if remedy else one_call
+    else:
+        summary = f"move {work} out of the step, or do it less often{f'; otherwise, {remedy}' if remedy else ''}"
     return timed_finding(
         steady,
         summary=(
@@ -57,9 +62,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=fix(
-            f"draw all indices of an epoch in one call instead of calling {work} for each"
-            if worst.phase == "data_wait"
-            else f"move {work} out of the step, or do it less often{f'; otherwise, {remedy}' if remedy else ''}",
+            summary,
             "minutes",
             code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
