@@ -16,6 +16,7 @@ from lightning_perf.probes.model.tokens import padded_length
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_site
 from lightning_perf.probes.sampled_steps.repeats import RepeatedLookups, n_copies_in
+from lightning_perf.probes.sampled_steps.structures import Structure, structure_of
 from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_from_indices, zeros_in
 
 from .backward import OTHERS, BackwardTimes, GradientReach
@@ -38,10 +39,11 @@ REPEATABLE = {
 INTERPOLATIONS = tuple(f"aten::upsample_{name}" for name in ("nearest2d", "bilinear2d", "bicubic2d", "nearest_exact2d"))
 MATRIX_PRODUCTS = ("aten::mm", "aten::bmm")
 RENORM = "aten::embedding_renorm_"
+SCATTERS = ("aten::scatter_reduce", "aten::scatter_add")
 _SITED = {
     SORT, *INTERPOLATIONS, *MATRIX_PRODUCTS, "aten::convolution", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
-    "aten::pow", "aten::linalg_vector_norm", *LAYERS, "aten::tanh", "aten::erf",
-    "aten::sigmoid", "aten::rsqrt", "aten::sqrt", "aten::std", "aten::exp", "aten::im2col", RENORM,
+    "aten::pow", "aten::linalg_vector_norm", *LAYERS, "aten::tanh", "aten::erf", "aten::sigmoid",
+    "aten::rsqrt", "aten::sqrt", "aten::std", "aten::exp", "aten::im2col", RENORM, *SCATTERS,
 }  # fmt: skip
 """Operators whose line is looked up, since another operator may do the same faster."""
 
@@ -112,14 +114,15 @@ class Call:
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
         is_users: Whether the user's code calls it, if it multiplies concatenated rows; else False.
         sparse: Layout of its first sparse argument; None without one.
+        structure: What its operands on the CPU are made of.
         site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros,
             repeats rows, or is one of those that may be replaced; else empty.
     """
 
     __slots__ = (
         "args", "backward_ns", "content", "func", "gradient_denormal", "has_backward", "index", "is_users", "kwargs",
-        "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights",
-        "writers", "writers_of_first", "zeros",
+        "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse",
+        "structure", "weights", "writers", "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -139,6 +142,7 @@ class Call:
         self.n_copies = 1
         self.is_users = False
         self.sparse: torch.layout | None = None
+        self.structure: Structure = ""
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -277,11 +281,11 @@ class CallLog:
                 self._lookups.see(args[1], user_site)
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
-            call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
+            layouts = (value.layout for value in inputs if value.layout is not torch.strided)
+            call.sparse, call.structure = next(layouts, None), structure_of(name, args)
             call.zeros, call.n_copies = self._zeros_in(name, args), self._n_copies(call, args)
-            rows = given[LAYERS[name]] if name in LAYERS else OPAQUE
-            if isinstance(rows, TensorSpec) and rows.source >= 0 and self.calls[rows.source].name == "aten::cat":
-                call.is_users = is_users_call()
+            source = getattr(given[LAYERS[name]], "source", -1) if name in LAYERS else -1
+            call.is_users = source >= 0 and self.calls[source].name == "aten::cat" and is_users_call()
             if name == RENORM and args[1].device.type == "cpu":
                 self.renormed[call.index] = len(args[1].unique())
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
@@ -293,6 +297,8 @@ class CallLog:
                 call.zeros = None
             if call.n_copies > 1 and call.n_copies != self._n_copies(call, args):
                 call.n_copies = 1
+            if call.structure and call.structure != structure_of(name, args):
+                call.structure = ""
         call.n += 1
         call.ns += ns
         writers = self._writers_of(inputs)
@@ -358,13 +364,11 @@ class CallLog:
             if value.layout is not torch.strided or not address:
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
-            source = self._writers.get(address, -1)
             denormal = _level(denormals.get(id(value), 0.0))
             content = self._contents.get(address, -address), value.storage_offset()
             reach = self.reach.of(value, address) if needs_grad else OTHERS
-            return TensorSpec(
-                tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content, reach
-            )
+            layout = tuple(value.shape), value.stride(), value.dtype
+            return TensorSpec(*layout, needs_grad, self._writers.get(address, -1), denormal, content, reach)
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)
         return value if type(value) in PLAIN_TYPES else OPAQUE

@@ -14,6 +14,7 @@ from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
 from .functions import Bound, Cheaper, Work, costliest, function_of, map_specs, readers_of
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
+from .structured import factorized_again, scattered_rows, separable_kernels
 from .written_out import written_out
 
 _FAST = math.prod((2, 3, 5, 7, 11, 13)) ** 64
@@ -274,5 +275,5 @@ def _is_logged(log: CallLog, index: int) -> bool:
 
 _FINDERS = (
     _transforms, _convolutions, _enlarged, _sorts, _penalties, in_other_order, read_along_diagonal, with_fewer_rows,
-    written_out, _norms_of_rows,
+    written_out, _norms_of_rows, factorized_again, separable_kernels, scattered_rows,
 )  # fmt: skip

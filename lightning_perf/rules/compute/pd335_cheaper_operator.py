@@ -64,6 +64,23 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
         "    found = embedding.weight[rows]\n"
         "    embedding.weight[rows] = found * (max_norm / found.norm(dim=1, keepdim=True)).clamp(max=1.0)",
     ),
+    "factor": (
+        "give the distribution the factor",
+        "without decomposing the product, these operators run",
+        "MultivariateNormal(mean, scale_tril=factor)  # if it is triangular; if it has few columns:\n"
+        "LowRankMultivariateNormal(mean, factor, diagonal)  # for factor @ factor.mT + torch.diag_embed(diagonal)",
+    ),
+    "kernel": (
+        "convolve along one dimension at a time",
+        "along one dimension at a time, these convolutions run",
+        "x = F.conv2d(x, column, padding=(n // 2, 0), groups=x.shape[1])  # n × 1; column * row is the kernel\n"
+        "x = F.conv2d(x, row, padding=(0, n // 2), groups=x.shape[1])  # 1 × n",
+    ),
+    "scatter": (
+        "use {function}, which takes an index for each row",
+        "with an index for each row, these operators run",
+        "y = torch.zeros_like(y).{function}",
+    ),
 }
 """Kind → what to do, the beginning of the sentence on the measured speedup, and code."""
 
@@ -118,4 +135,11 @@ def _symptom(found: CheaperOperator) -> str:
         return f"computes {found.function.partition('(')[0]} of {shape} in several operators"
     if found.kind == "max_norm":
         return f"limits the norms of {found.size:,} rows of a table of {shape} one by one (max_norm)"
+    if found.kind == "factor":
+        factor = f"{found.size:,} columns and a diagonal" if found.better else "a triangular factor, which is known"
+        return f"decomposes a matrix of {shape} that was computed from {factor}"
+    if found.kind == "kernel":
+        return f"convolves with kernels of {shape} that are outer products"
+    if found.kind == "scatter":
+        return f"adds rows of {shape} to {found.size:,} rows with an index for each element"
     return "adds the squares of parameters to the loss"

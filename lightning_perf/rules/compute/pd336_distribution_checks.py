@@ -6,7 +6,7 @@ from lightning_perf.rules.known_result_signals import Repeated, known_result_rul
 from lightning_perf.rules.wording import number_of
 
 
-@known_result_rule("PD336", "distribution-checks", "checks", yields_to=("PD330",))
+@known_result_rule("PD336", "distribution-checks", "checks", yields_to=("PD330", "PD335"))
 def check(repeated: Repeated) -> Finding:
     found = repeated.found
     return repeated.saving_finding(
