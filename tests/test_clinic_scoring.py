@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,11 @@ def diagnosed(case: clinic_case.Case, *findings: Finding) -> Ended:
     return Ended(Order(case, "run"), session, None, "", 1.0)
 
 
-def timed(case: clinic_case.Case, step_s: float, *, is_fixed: bool, wall_s: float | None = None, **order: Any) -> Ended:
-    """The end of a timed run whose blocks all took so long per step."""
-    walls = (wall_s,) * 3 if wall_s is not None else ()
+def timed(
+    case: clinic_case.Case, step_s: float, *, is_fixed: bool, wall_s: float | Sequence[float] = (), **order: Any
+) -> Ended:
+    """The end of a timed run whose blocks all took so long per step, or whole epochs so long each."""
+    walls = tuple(wall_s) if isinstance(wall_s, Sequence) else (wall_s,) * 3
     result = Result(status="ok", block_means_s=(step_s,) * 3, wall_block_means_s=walls)
     return Ended(Order(case, "trial", is_fixed, **order), None, result, "", 1.0)
 
@@ -231,6 +234,11 @@ def test_measured_gain_needs_whole_epochs_when_the_fix_acts_between_steps() -> N
     old = timed(CASE, 1.0, is_fixed=False, wall_s=3.0, **fix)
     assert score.measured_gain([old, timed(CASE, 1.0, is_fixed=True, wall_s=2.0, **fix)]) == pytest.approx(1.5)
     assert score.measured_gain([old, timed(CASE, 1.0, is_fixed=True, **fix)]) is None
+
+
+def test_measured_gain_is_that_of_all_epochs_when_only_some_save_a_checkpoint() -> None:
+    old = timed(CASE, 1.0, is_fixed=False, wall_s=(4.0, 1.0, 1.0))
+    assert score.measured_gain([old, timed(CASE, 1.0, is_fixed=True, wall_s=1.0)]) == pytest.approx(2.0)
 
 
 def test_script_trains_for_more_epochs_when_whole_epochs_are_timed() -> None:

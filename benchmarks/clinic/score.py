@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -293,10 +293,11 @@ def measured_gain(timed: Sequence[Ended]) -> float | None:
         for is_fixed in (False, True)
     }
     needs_epochs = any(end.order.acts_between_steps for end in timed)
-    for blocks in (_epoch_blocks,) if needs_epochs else (_epoch_blocks, _step_blocks):
+    # Some epochs may save a checkpoint, and others not: their median would be the time of one kind.
+    for blocks, typical in ((_epoch_blocks, fmean), (_step_blocks, median))[: 1 if needs_epochs else 2]:
         old, new = ([value for result in results[key] for value in blocks(result)] for key in (False, True))
         if old and new:
-            return median(old) / median(new)
+            return typical(old) / typical(new)
     return None
 
 
