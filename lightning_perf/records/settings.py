@@ -184,6 +184,21 @@ class Hyperparameters(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
+class FixedWeights(Record, frozen=True, kw_only=True):
+    """Weights that each checkpoint holds, and that a fit did not change.
+
+    Attributes:
+        n_bytes: Bytes of all parameters and buffers of a mebibyte or more without a gradient, of which no sampled
+            element changed.
+        largest: Path of the largest one, e.g. ``"encoder.embedding.weight"``.
+        is_buffer: Whether that one is a buffer.
+    """
+
+    n_bytes: int
+    largest: str
+    is_buffer: bool
+
+
 class AddedHooks(Record, frozen=True, kw_only=True):
     """Hooks that a training adds to its modules or parameters while it runs.
 
@@ -219,6 +234,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         n_unused_elements_in: Number of elements of those in it.
         hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
         added_hooks: None if no module gets a hook in most steps or epochs, or before the second count.
+        fixed_weights: None if all large weights changed, or before the end of fit.
     """
 
     class_name: str
@@ -237,6 +253,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     n_unused_elements_in: int | None = None
     hyperparameters: Hyperparameters | None = None
     added_hooks: AddedHooks | None = None
+    fixed_weights: FixedWeights | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

@@ -58,6 +58,15 @@ def named_buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return _named_members(root, "_buffers")
 
 
+def saved_buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that a module's state holds, by path."""
+    for path, module in named_modules(root):
+        left_out = plain.attributes(module).get("_non_persistent_buffers_set") or ()
+        for name, buffer in _items(module, "_buffers"):
+            if buffer is not None and name not in left_out:
+                yield (f"{path}.{name}" if path else name), buffer
+
+
 def buffers(root: nn.Module) -> Iterator[torch.Tensor]:
     """Yield all buffers, each once."""
     return (buffer for _, buffer in named_buffers(root))

@@ -2,7 +2,7 @@
 
 import math
 
-from lightning_perf.records import Finding, Hyperparameters, Prescription, Session
+from lightning_perf.records import Finding, FixedWeights, Hyperparameters, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
@@ -23,7 +23,7 @@ def check(session: Session) -> Finding | None:
     each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(call_s(*saves))}." if n_saves > 1 else ""
     is_in_epoch, interval, n_fitting = _interval(session, n_saves)
     times = min(MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), n_fitting)
-    data = _data_in(session)
+    data, fixed = _data_in(session), _fixed_in(session)
     left, left_least = 1 / times, 1 / times if times > 1 else 0.0
     if data is not None:
         each += (
@@ -31,6 +31,12 @@ def check(session: Session) -> Finding | None:
             f"weights {size_text(_weights_bytes(session))}."
         )
         left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (data.costs_s or 0.0) / seconds), 0.0
+    elif fixed is not None:
+        each += (
+            f" Of its {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, "
+            f"most of all {fixed.largest}."
+        )
+        left, left_least = 1.0 - (1 - SPREAD) * fixed.n_bytes / _state_bytes(session, fixed), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
@@ -39,9 +45,10 @@ def check(session: Session) -> Finding | None:
             fact("time per checkpoint", call_s(*saves), "s", n=n_saves) if saves else None,
             fact("checkpoints saved by", name or "trainer.save_checkpoint"),
             fact("data in the hyperparameters", data.n_bytes, "bytes") if data is not None else None,
+            fact("weights that do not change", fixed.n_bytes, "bytes") if fixed is not None else None,
         ),
         prescriptions=(
-            _without(data) if data is not None else None,
+            _without(data) if data is not None else _without_fixed(fixed) if fixed is not None else None,
             _less_often(session, name, is_in_epoch, interval, times) if times > 1 else None,
             fix(
                 "write checkpoints in the background: plugins=[AsyncCheckpointIO()]",
@@ -72,6 +79,38 @@ def _data_in(session: Session) -> Hyperparameters | None:
     model = session.settings.model
     found = model.hyperparameters if model is not None else None
     return found if found is not None and found.n_bytes > 3 * _weights_bytes(session) else None
+
+
+def _fixed_in(session: Session) -> FixedWeights | None:
+    """Return the weights that do not change if they are most of a checkpoint."""
+    model = session.settings.model
+    found = model.fixed_weights if model is not None else None
+    return found if found is not None and 2 * found.n_bytes > _state_bytes(session, found) else None
+
+
+def _state_bytes(session: Session, fixed: FixedWeights) -> int:
+    """Return the bytes of a checkpoint: the weights, and two of Adam's states for each that changes."""
+    return 3 * max(0, _weights_bytes(session) - fixed.n_bytes) + fixed.n_bytes
+
+
+def _without_fixed(fixed: FixedWeights) -> Prescription:
+    if fixed.is_buffer:
+        return fix(
+            f"leave the buffer {fixed.largest} out of checkpoints",
+            "one line",
+            code=f'self.register_buffer("{fixed.largest.rpartition(".")[2]}", tensor, persistent=False)',
+        )
+    return fix(
+        f"leave weights that do not change, such as {fixed.largest}, out of checkpoints",
+        "minutes",
+        code=(
+            "self.strict_loading = False  # in __init__, where these weights are loaded from their own file\n"
+            "def on_save_checkpoint(self, checkpoint):\n"
+            "    fixed = {name for name, weight in self.named_parameters() if not weight.requires_grad}\n"
+            "    for name in fixed & checkpoint['state_dict'].keys():\n"
+            "        del checkpoint['state_dict'][name]"
+        ),
+    )
 
 
 def _without(data: Hyperparameters) -> Prescription:
