@@ -209,6 +209,7 @@ class StageTimes(Record, frozen=True, kw_only=True):
 
     Attributes:
         n_steps: Steps (batches) measured: without warm-up, without the first of each epoch.
+        n_first_steps: First steps of epochs, which span and phases include.
         n_warmup_steps: Steps left out at the start.
         span_s: Wall seconds from the first measured step to the end; the phases add up to it.
         step_s: Seconds per step (the sum of ``STEP_PHASES``).
@@ -244,6 +245,12 @@ class StageTimes(Record, frozen=True, kw_only=True):
     is_steady: bool | None = None
     tokens_per_s: float | None = None
     fixed_python_s: float | None = None
+    n_first_steps: int = 0
+
+    @property
+    def n_span_steps(self) -> int:
+        """Return the number of all steps in the span, by which totals are divided."""
+        return self.n_steps + self.n_first_steps
 
 
 class Padding(Record, frozen=True, kw_only=True):

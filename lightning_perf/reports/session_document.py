@@ -41,7 +41,7 @@ def session_document(session: Session, show_all: bool = False, place: str | None
 def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     title, steady = "Time per phase", session.steady
     if steady is not None:
-        steps = count(steady.n_steps, f"steady {verdict.step_word(session)}")
+        steps = count(steady.n_span_steps, f"steady {verdict.step_word(session)}")
         title += f": {steps} in {seconds(steady.span_s)}"
     yield section("time", title, phases.steady_parts(session), is_short=True)
     yield section("fixes", "Fixes, best first", [fixes.fixes_table(session)], is_short=True)
@@ -52,7 +52,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     yield section("trials", "Trials", _trial_parts(session))
     validation = session.validation
     if validation is not None:
-        title = f"Validation: {count(validation.n_steps, 'batch')} in {seconds(validation.span_s)}"
+        title = f"Validation: {count(validation.n_span_steps, 'batch')} in {seconds(validation.span_s)}"
         yield section("validation", title, phases.stage_parts(validation, "batch", "validation-phases"))
     title = ranks.rank_title(session.ranks) if session.ranks is not None else "Ranks"
     yield section("ranks", title, ranks.rank_parts(session.ranks))

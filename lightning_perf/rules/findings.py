@@ -254,7 +254,7 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
         if phase.p01_s is not None and phase.p01_s >= least_s:
             fastest_s = phase.p01_s
         if fastest_s >= least_s:
-            slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - fastest_s) * steady.n_steps
+            slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - fastest_s) * steady.n_span_steps
     saved_s = sum(claims.values())
     rest_s = gain_span_s(steady) - saved_s
     return slower_s * (saved_s / rest_s if saved_s < rest_s else 1.0)

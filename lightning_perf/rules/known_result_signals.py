@@ -118,5 +118,5 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
     loop_s = loop.share * phase_s(steady, *STEP_PHASES) if loop is not None else 0.0
     if sum(claims.values()) < max(LOW_SHARE * steady.span_s, loop_s):
         return None
-    least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
+    least_s = min(found.total_s * steady.n_span_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
     return Repeated(session, found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")

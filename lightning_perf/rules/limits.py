@@ -25,7 +25,7 @@ def within_limits(finding: Finding, session: Session, is_host_time: bool) -> Fin
     idle_s = _idle_s(session, steady) if is_host_time and not is_cpu_run(session) else None
     limits = [] if idle_s is None else [idle_s]
     if "data_wait" not in finding.claims and (period_s := _batch_period_s(session, steady)) is not None:
-        limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))
+        limits.append(steady.n_span_steps * max(0.0, steady.step_s.mean - period_s))
     if not limits:
         return finding
     in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES if name != "data_wait") / claimed_s
@@ -49,7 +49,7 @@ def _idle_s(session: Session, steady: StageTimes) -> float:
     """
     idle_s, device = 0.0, steady.device
     if device is not None and device.n:
-        idle_s = steady.n_steps * (steady.step_s.mean - (device.busy_s + device.starved_s) / device.n)
+        idle_s = steady.n_span_steps * (steady.step_s.mean - (device.busy_s + device.starved_s) / device.n)
     try:
         reading, _ = device_reading_of(session)
         traced_s = reading.idle_limit_s - reading.path_s("loader")

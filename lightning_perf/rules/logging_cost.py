@@ -59,7 +59,7 @@ def n_rows_of(times: Iterable[NamedTime]) -> int:
 
 def step_rows_part(steady: StageTimes, interval: int, n_rows: int) -> float:
     """Return the fraction of a logger's rows that steps write, one every ``interval`` steps; epochs write the rest."""
-    return min(1.0, (steady.n_steps + steady.n_warmup_steps) / (max(1, interval) * max(1, n_rows)))
+    return min(1.0, (steady.n_span_steps + steady.n_warmup_steps) / (max(1, interval) * max(1, n_rows)))
 
 
 def log_once(session: Session) -> Prescription | None:

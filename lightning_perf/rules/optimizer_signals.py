@@ -28,8 +28,8 @@ def optimizer_step(session: Session, treatment: str) -> tuple[float, float | Non
     seen_s: float | None = share * steady.span_s
     if not is_cpu_run(session):  # the host may only queue the step; the device's time includes waiting for launches
         on_device_s = steady.device.phases.get("optimizer") if steady.device is not None else None
-        seen_s = steady.n_steps * on_device_s if on_device_s else None
+        seen_s = steady.n_span_steps * on_device_s if on_device_s else None
     result = replayed(session, treatment)
     if result is not None and result.before_s is not None:  # the step itself, without schedulers and clipping
-        share = min(share, result.before_s * steady.n_steps / steady.span_s)
+        share = min(share, result.before_s * steady.n_span_steps / steady.span_s)
     return share, seen_s

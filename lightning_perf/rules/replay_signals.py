@@ -153,15 +153,15 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     phases = {name: computing_s(session, steady, name) for name in diagnosis.phases}
     within_s = sum(phases.values())
     if diagnosis.seen_s is not None:
-        result = msgspec.structs.replace(result, seen_s=diagnosis.seen_s / steady.n_steps)
+        result = msgspec.structs.replace(result, seen_s=diagnosis.seen_s / steady.n_span_steps)
     if diagnosis.most_s is None:
         concerned_s = diagnosis.at_stake * steady.step_s.mean if not is_cpu_run(session) else 0.0
         part = _part_of_operators(session, result) if diagnosis.phases == CODE_PHASES else 1.0
-        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps, concerned_s, part))
+        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_span_steps, concerned_s, part))
     else:
         within_s = min(within_s, diagnosis.most_s)
-        saved = saved_s(result, within_s / steady.n_steps)
-    low_s, high_s = (steady.n_steps * each for each in saved)
+        saved = saved_s(result, within_s / steady.n_span_steps)
+    low_s, high_s = (steady.n_span_steps * each for each in saved)
     if high_s < LOW_SHARE * steady.span_s:
         return None
     saved_part = high_s / sum(phases.values())

@@ -139,7 +139,7 @@ class Reading(NamedTuple):
         if self.is_timed and all(phases[name].p10_s is not None for name in CODE_PHASES if name in phases):
             # Without the profiler, and in the fastest steps without a wait for the device, which is in these phases.
             fastest_s = sum(
-                (phases[name].p10_s or 0.0) if name in COMPUTE_PHASES else phases[name].total_s / self.span.n_steps
+                (phases[name].p10_s or 0.0) if name in COMPUTE_PHASES else phases[name].total_s / self.span.n_span_steps
                 for name in STEP_PHASES
                 if name in phases
             )

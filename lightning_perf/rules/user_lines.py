@@ -206,7 +206,7 @@ def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
     if "backward" not in names or own is None or own.waiting_s is None:
         return seconds
     backward_s = phase_s(steady, "backward")
-    own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
+    own_s = own.parts_s.get("compute", 0.0) * steady.n_span_steps - phase_s(steady, "forward", "optimizer")
     return max(0.0, seconds - backward_s + min(backward_s, max(0.0, own_s)))
 
 

@@ -108,7 +108,27 @@ def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
         if not below or next(own_parameters(only), None) is not None:
             break
         prefix, children = f"{prefix}{name}.", below
-    return {f"{prefix}{name}": child for name, child in children.items()}
+    return _called({f"{prefix}{name}": child for name, child in children.items()})
+
+
+def _called(level: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules of a level, and in place of lists and dicts of modules, which are never called, their members.
+
+    The level itself is returned if there are more than ``MAX_MODULES`` members.
+    """
+    called: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    todo = list(reversed(level.items()))
+    while todo:
+        path, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+            todo += reversed([(f"{path}.{name}", child) for name, child in named_children(module)])
+        else:
+            called[path] = module
+    return called if len(called) <= MAX_MODULES else level
 
 
 def listed_modules(root: nn.Module, depth: int) -> dict[str, nn.Module]:
@@ -129,7 +149,8 @@ def listed_modules(root: nn.Module, depth: int) -> dict[str, nn.Module]:
         if listed and len(listed) + len(fresh) > MAX_MODULES:
             break
         listed |= fresh
-        level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in named_children(module)}
+        below = {f"{path}.{name}": child for path, module in fresh.items() for name, child in named_children(module)}
+        level = _called(below)
     return listed
 
 

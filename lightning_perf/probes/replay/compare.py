@@ -126,6 +126,8 @@ def compare(
     interval, or, if that includes 1, halfway from there to ``limit_s``. The result holds medians of the passes, and
     Student's interval of the logarithm of their ratios by pair.
     """
+    if limit_s <= 0:
+        return Comparison(reason="preparing the operators took all of the time")
     enough_s = min(enough_s, limit_s)
     times_s = limit_s, enough_s, (enough_s + limit_s) / 2
     until, enough, undecided = (now_ns() + round(seconds * 1e9) for seconds in times_s)

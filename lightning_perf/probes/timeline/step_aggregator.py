@@ -59,7 +59,7 @@ class StepAggregator:
 
     def __init__(self, first_step: int = 0, start_ns: int = 0, has_single_batches: bool = False) -> None:
         self._has_single_batches = has_single_batches
-        self.n_steps = 0
+        self.n_steps = self._n_first_steps = 0
         self.span_ns = 0
         self.units = UnitTotals()
         self.phase_ns = np.zeros(N_PHASES, dtype=np.int64)
@@ -106,6 +106,7 @@ class StepAggregator:
         starts = self._now_ns + np.cumsum(row_ns) - row_ns
         self._blocks.add(numbers[usual], starts[usual], step_ns[usual], phases[usual])
         self.n_steps += int(usual.sum())
+        self._n_first_steps += int(((kinds == FIRST_STEP) & ~usual).sum())
         samples = rows[usual, SAMPLES]
         self._most_samples = max(self._most_samples, int(samples.max(initial=0)))
         self._n_smaller += int((samples < self._most_samples).sum())
@@ -132,6 +133,7 @@ class StepAggregator:
         samples, tokens = self.units.totals
         return StageTimes(
             n_steps=self.n_steps,
+            n_first_steps=self._n_first_steps,
             n_warmup_steps=n_warmup_steps,
             span_s=span_s,
             step_s=self._steps.distribution(self._histograms, _STEP_SERIES),

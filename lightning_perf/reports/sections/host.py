@@ -70,7 +70,7 @@ def line_rows(session: Session) -> list[tuple[Cell, ...]]:
             break
         named = [found.code for found in session.findings if time.where in _text(found)]
         rows.append((line(time.where, 60), line(time.line.call, 40), time.phase.replace("_", " "), share_cell(part),
-                     seconds(time.seconds / steady.n_steps), ", ".join(named) or "none"))  # fmt: skip
+                     seconds(time.seconds / steady.n_span_steps), ", ".join(named) or "none"))  # fmt: skip
     return rows
 
 

@@ -29,7 +29,7 @@ def _from_steps(session: Session) -> Finding | None:
     reason = session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured")
     bounds = lower_bounds_of_step(profile, required(profile.ceilings, reason))
     launch_s, device_s = bounds.launch_s or 0.0, max(bounds.compute_s or 0.0, bounds.bandwidth_s or 0.0)
-    step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
+    step_s = phase_s(steady, *CODE_PHASES) / steady.n_span_steps
     if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:
         return None
     n = sum(module.n_operators or 0 for module in profile.modules)
@@ -46,7 +46,7 @@ def _from_steps(session: Session) -> Finding | None:
             fact("bound of the step", "launch"),
         ),
         prescriptions=_prescriptions(session),
-        claims=claims_within(steady, (launch_s - device_s) * steady.n_steps, CODE_PHASES),
+        claims=claims_within(steady, (launch_s - device_s) * steady.n_span_steps, CODE_PHASES),
         basis="at most the launch time of these operators minus the device's compute time",
         confidence="low",
         method="modeled",

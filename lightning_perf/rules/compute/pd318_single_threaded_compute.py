@@ -31,7 +31,7 @@ def check(session: Session) -> Diagnosis | None:
         is_certain = n_threads < n_physical - n_workers
         n_wanted = n_physical - n_workers if is_certain or n_workers else n_wanted
     compute_s = sum(computing_s(session, steady, name) for name in COMPUTE_PHASES)
-    each_s = compute_s / steady.n_steps
+    each_s = compute_s / steady.n_span_steps
     if n_threads >= n_wanted or compute_s < THREADS_MIN_SHARE * steady.span_s or each_s < THREADS_MIN_STEP_S:
         return None
     omp = session.settings.torch.omp_num_threads

@@ -58,9 +58,9 @@ def check(session: Session) -> Finding | None:
     is_seen = is_cpu_run(session)  # on a device, the host may be what takes the time
     if is_seen and result is not None and result.before_s and speedup is not None and speedup.low > 1.0:
         claimed_s = sum(tables.claims.values())
-        least_s = min(claimed_s, steady.n_steps * result.before_s) * (1 - 1 / speedup.low)
+        least_s = min(claimed_s, steady.n_span_steps * result.before_s) * (1 - 1 / speedup.low)
         if result.after_s:
-            least_s = min(least_s, max(0.0, claimed_s - steady.n_steps * result.after_s))
+            least_s = min(least_s, max(0.0, claimed_s - steady.n_span_steps * result.after_s))
     names = [one.class_name for one in session.settings.model.optimizers] if session.settings.model is not None else []
     is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
     change = (
@@ -129,7 +129,7 @@ def _tables_of(session: Session) -> _Tables | None:
     clipping = named_by_kind(steady, "loop").get("gradient_clipping", [])
     optimizer_s = max(0.0, computing_s(session, steady, "optimizer") - sum(claims_of(clipping, steady.span_s).values()))
     if steady.device is not None:
-        optimizer_s = min(optimizer_s, steady.n_steps * steady.device.phases.get("optimizer", 0.0))
+        optimizer_s = min(optimizer_s, steady.n_span_steps * steady.device.phases.get("optimizer", 0.0))
     claims = {"optimizer": (1 - fraction) * part * optimizer_s, "backward": (1 - fraction) * backward_s}
     return _Tables(fraction, claims, not lookups) if sum(claims.values()) >= LOW_SHARE * steady.span_s else None
 

@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
     return make_finding(
         "low",
         f"{worst.subject} spends {percent(share)} of the time in {worst.line.call}: "
-        f"{duration(worst.seconds / steady.n_steps)} per step. {how_to_measure([prescription])}",
+        f"{duration(worst.seconds / steady.n_span_steps)} per step. {how_to_measure([prescription])}",
         (
             evidence_of(worst, steady),
             fact(AT_STAKE, share, "fraction", COSTLY_LINE_MIN_SHARE, worst.n),

@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
         summary=summary,
         evidence=evidence,
         prescriptions=whole,
-        claims=claims_within(steady, found.shared * found.total_s * steady.n_steps, CODE_PHASES),
+        claims=claims_within(steady, found.shared * found.total_s * steady.n_span_steps, CODE_PHASES),
         basis="operators of one step, timed by backward pass",
         confidence="medium",
     )

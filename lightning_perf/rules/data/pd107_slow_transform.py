@@ -94,7 +94,7 @@ def _from_stack_samples(session: Session) -> Finding | None:
             steady,
             summary=(
                 f"{spent_waiting(wait_s / steady.span_s)}; {worst.where} takes {percent(worst.seconds / host_s)} of it"
-                f"{worst.doing}: {duration(worst.seconds / steady.n_steps)} per batch."
+                f"{worst.doing}: {duration(worst.seconds / steady.n_span_steps)} per batch."
             ),
             evidence=(wait_fact(wait_s / steady.span_s, steady.n_steps), evidence_of(worst, steady)),
             prescriptions=_prescription(

@@ -47,7 +47,9 @@ def check(session: Session) -> Finding | None:
             code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
         ),
         claims=claims_of(reducing, steady.span_s),
-        low_s=0.0 if waited_s is None else reducing_s - uncertainty_s(steady, reducing_s) - waited_s * steady.n_steps,
+        low_s=(
+            0.0 if waited_s is None else reducing_s - uncertainty_s(steady, reducing_s) - waited_s * steady.n_span_steps
+        ),
         basis="the timed reductions; waits for slower ranks may remain",
     )
 

@@ -116,13 +116,18 @@ _OFF_BAR = fix(
 
 def _by_hand(session: Session) -> Prescription:
     counter = step_counter(session)
+    how, call = "call self.log every {} steps instead of in every step", 'self.log("train_loss", loss)'
+    if session.settings.trainer.loggers:
+        how = "pass values to the logger every {} steps instead of calling self.log in every step"
+        call = 'self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)'
     return fix(
-        f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
+        how.format(LOG_EVERY_STEPS),
         "minutes",
         code=(
             f"if self.{counter if counter == 'global_step' else f'trainer.{counter}'} % {LOG_EVERY_STEPS} == 0:\n"
-            '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
-            '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
+            f"    {call}\n"
+            "# for the mean of an epoch: self.losses.append(loss.detach()) here, and in on_train_epoch_end\n"
+            '# self.log("train_loss", torch.stack(self.losses).mean()); self.losses.clear()'
         ),
     )
 

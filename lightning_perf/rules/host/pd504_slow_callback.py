@@ -62,8 +62,8 @@ def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
         return 1.0
     n_times, phase = MANY, steady.phases.get(time.phase)
     if phase is not None and steady.n_steps:
-        each_s = time.share * steady.span_s / steady.n_steps
-        least_s = SAME_WORK_FRACTION * each_s + phase.total_s / steady.n_steps - each_s
+        each_s = time.share * steady.span_s / steady.n_span_steps
+        least_s = SAME_WORK_FRACTION * each_s + phase.total_s / steady.n_span_steps - each_s
         is_in_each = _is_in_steps(time) and time.n_calls > steady.n_steps / 2
         if phase.p50_s is not None and phase.p50_s < least_s and is_in_each:
             return 1.0  # it skips most steps already

@@ -21,7 +21,7 @@ def check(session: Session) -> Finding | None:
     rate = known_rate or 1
     wanted = min(PROGRESS_MAX_STEPS, 10 * math.ceil(rate * share / LOG_TARGET_SHARE / 10))
     can_refresh_less = wanted > rate and known_rate is not None
-    counted = PROGRESS_LEFT_S * steady.n_steps / (share * steady.span_s)
+    counted = PROGRESS_LEFT_S * steady.n_span_steps / (share * steady.span_s)
     does = "refreshes" if known_rate is not None else "is updated"
     often = f"every {rate} steps" if rate > 1 else "in every step"
     if can_refresh_less:

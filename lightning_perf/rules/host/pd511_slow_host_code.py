@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
     worst = found[0]
-    each_s, share = worst.seconds / steady.n_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
+    each_s, share = worst.seconds / steady.n_span_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
     if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself
         work = f"what {work} does besides torch operators"

@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     share = seconds / steady.span_s
     if share < LOW_SHARE:
         return None
-    each_s = seconds / steady.n_steps
+    each_s = seconds / steady.n_span_steps
     lines = lines_of(session, "scheduler")
     return removal_finding(
         steady,

@@ -249,6 +249,17 @@ def test_single_child_is_skipped_when_naming_modules() -> None:
     assert list(top_level_modules(nn.ModuleDict({"net": mlp()}))) == ["net.0", "net.1", "net.2"]
 
 
+def test_modules_in_lists_are_named_instead_of_the_lists() -> None:
+    class Called(nn.ModuleList):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x)
+
+    layer = nn.Linear(2, 2)
+    net = nn.ModuleDict({"layers": nn.ModuleList([layer, nn.ModuleDict({"a": mlp()})]), "called": Called([layer])})
+    net["empty"] = nn.ModuleList()
+    assert list(top_level_modules(net)) == ["layers.0", "layers.1.a", "called"]
+
+
 def test_forward_with_a_functional_transform_runs_and_is_reported_as_not_measured() -> None:
     class Transforms(nn.Module):
         def __init__(self) -> None:

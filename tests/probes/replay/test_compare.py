@@ -118,6 +118,14 @@ def test_comparison_has_the_reason_when_there_is_no_time_for_a_pass():
     assert "one pass over the operators takes longer than the 0.5 s left" in found.reason
 
 
+def test_comparison_runs_nothing_when_no_time_is_left():
+    clock = FakeClock()
+    work = Work(clock, [0.1], [0.1])
+    found = compared([work], clock, limit_s=-0.8)
+    assert work.sides == []
+    assert found.reason == "preparing the operators took all of the time"
+
+
 def test_comparison_sets_the_treatment_for_whole_passes_when_it_is_a_setting():
     clock = FakeClock()
     inside = []

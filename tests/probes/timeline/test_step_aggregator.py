@@ -58,6 +58,12 @@ def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
     assert sum(p.share for p in times.phases.values()) == pytest.approx(1.0)
 
 
+def test_totals_belong_to_all_steps_when_epochs_are_short() -> None:
+    times = times_of(*[rows(1, kind, forward=10) for _ in range(30) for kind in (FIRST_STEP, USUAL_STEP)])
+    assert (times.n_steps, times.n_span_steps) == (30, 60)
+    assert times.phases["forward"].total_s / times.n_span_steps == pytest.approx(times.step_s.mean)
+
+
 @pytest.mark.parametrize(
     ("n_smaller", "samples", "fastest_s"),
     [
