@@ -38,7 +38,7 @@ def check(session: Session) -> Finding | None:
     found = [
         time
         for time in (*lines_of(session, *PHASES), *sampler_lines(session))
-        if time.seconds >= least_s and not _has_own_rule(session, time)
+        if time.seconds >= least_s and not _is_no_cause(session, time)
     ]
     found.sort(key=lambda time: -time.seconds)
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
@@ -82,14 +82,20 @@ def _where(time: LineTime) -> str:
     return f" outside torch operators, in {time.phase}{called_by}"
 
 
-def _has_own_rule(session: Session, time: LineTime) -> bool:
-    """Return whether another rule covers the line.
+def _is_no_cause(session: Session, time: LineTime) -> bool:
+    """Return whether another rule covers the line, or it calls a library's model, which is the training itself.
 
-    These are loops over tensors, garbage collections, metrics, logging and anomaly detection.
+    Rules cover loops over tensors, garbage collections, metrics, logging and anomaly detection.
     """
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
     in_loop = any(is_within(loop, line) for loop in loops)
+    is_model = line.call.endswith((".forward", ".__call__")) and line.operator_fraction > EXPLAINED_PART
     return (
-        in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line) or records_stacks(session, line)
+        is_model
+        or in_loop
+        or is_collecting(session, line)
+        or is_metric(line)
+        or is_logging(line)
+        or records_stacks(session, line)
     )
