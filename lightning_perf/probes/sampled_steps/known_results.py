@@ -368,7 +368,8 @@ class ResultTracker:
             return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
         if type(value) in (list, tuple):
             return tuple(map(self._key, value))
-        return (type(value), value) if type(value) in PLAIN_TYPES else self._unique()
+        # As text, since `hash(-1) == hash(-2)`.
+        return (type(value), str(value)) if type(value) in PLAIN_TYPES else self._unique()
 
     def _unique(self) -> int:
         return hash((id(self), next(self._count)))

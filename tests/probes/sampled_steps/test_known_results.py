@@ -133,6 +133,24 @@ def test_parts_of_a_tensor_are_not_the_same():
     assert "twice" not in follow(lambda net, x: net.trained(x[:8]).sum() + net.trained(x[8:]).sum())
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda y: y.softmax(-1), lambda y: y.softmax(-2)),
+        (lambda y: y.sum(-1), lambda y: y.sum(-2)),
+        (lambda y: y.pow(-1.0), lambda y: y.pow(-2.0)),
+    ],
+)
+def test_arguments_with_equal_hashes_are_not_the_same(one, other):
+    assert hash(-1) == hash(-2)
+
+    def step(net, x):
+        y = net.trained(x)
+        return one(y).exp().square().sum() + other(y).exp().square().sum()
+
+    assert "twice" not in follow(step)
+
+
 def test_memory_that_is_used_again_holds_another_content():
     def step(net, x):
         total = 0
