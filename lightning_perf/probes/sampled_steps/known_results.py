@@ -365,7 +365,8 @@ class ResultTracker:
             content = self._content(value)
             if content.call is None and content.origin == UNKNOWN:
                 return self._unique()  # code that is no operator may write to it
-            return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
+            bits = value.is_conj(), value.is_neg()  # of a lazy view, which some operators read as it is
+            return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype, bits
         if type(value) in (list, tuple):
             return tuple(map(self._key, value))
         # As text, since `hash(-1) == hash(-2)`.

@@ -151,6 +151,15 @@ def test_arguments_with_equal_hashes_are_not_the_same(one, other):
     assert "twice" not in follow(step)
 
 
+def test_conjugates_are_not_the_same():
+    def step(net, x):
+        z = torch.complex(net.trained(x), x)
+        weights = torch.complex(net.trained.weight, net.table)
+        return (z @ weights).abs().sum() + (z.conj() @ weights).abs().square().sum()
+
+    assert "twice" not in follow(step)
+
+
 def test_memory_that_is_used_again_holds_another_content():
     def step(net, x):
         total = 0
