@@ -10,12 +10,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from lightning_perf.probes.clock import now_ns as host_now_ns
+from lightning_perf.probes.plain import without_overrides
 from lightning_perf.seams import Undos, change_attribute
 
 from .code_lines import CodeLines, SourceLine, StackView
@@ -132,7 +134,16 @@ class OperatorTracer(PassiveMode, StepTracer):
         return leave_mode(self)
 
     def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
-        return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
+        @wraps(original)
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            # Left to itself, torch gives `__torch_function__` what is in the place of the original now.
+            if label in _METHODS and has_torch_function_unary(tensor):
+                run = partial(handle_torch_function, original, (tensor,))
+            else:
+                run = original
+            return self._called(label, tensor, run, args, kwargs)
+
+        return method
 
     def _called(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
         if self._is_inside or self._end_ns or threading.get_ident() != self._thread:
@@ -144,7 +155,9 @@ class OperatorTracer(PassiveMode, StepTracer):
         finally:
             self._is_inside = False
             try:
-                if tensor.device.type == self._device.type:
+                with without_overrides():
+                    is_on_device = tensor.device.type == self._device.type
+                if is_on_device:
                     self._count(self.lines.place(), name, self._now_ns() - begin)
             except Exception as error:  # noqa: BLE001 - recorded; the user's call has been made
                 self._fail(error)
