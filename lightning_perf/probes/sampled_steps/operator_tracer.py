@@ -218,6 +218,8 @@ class OperatorTracer(PassiveMode, StepTracer):
 
 @lru_cache(maxsize=1024)
 def _name_of(func: Any) -> str:
+    if getattr(func, "namespace", "aten") != "aten":
+        return str(func)  # a library's operator may have the name of one of torch's, and other arguments
     return str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
 
 

@@ -48,3 +48,15 @@ def test_tensor_classes_get_the_methods_that_torch_gives_them() -> None:
     assert result == expected == (["1.0 m", "1.0 m"], 2.0)
     assert without == CALLED
     assert {label for _, label, _ in tracer.n_syncs} == {"tolist", "cpu", "numpy"}
+
+
+@torch.library.custom_op("lightning_perf_tests::index", mutates_args=())
+def custom_index(place: int, values: torch.Tensor) -> torch.Tensor:
+    """Return a row, by an operator that has the name of one of torch's and other arguments."""
+    return values[place].clone()
+
+
+def test_operators_of_libraries_are_not_taken_for_those_of_torch() -> None:
+    result, tracer = traced(lambda: custom_index(1, torch.ones(2, 3)).sum().item())
+    assert result == 3.0
+    assert [label for _, label, _ in tracer.n_syncs] == ["item"]
