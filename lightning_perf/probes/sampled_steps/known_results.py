@@ -104,6 +104,10 @@ class ResultTracker:
         """Add an operator that was called; ``weight`` is its time, or its FLOPs where it cannot be timed."""
         self._guarded(self._add_any, func, args, kwargs, out, weight, is_view)
 
+    def read(self, tensor: torch.Tensor) -> None:
+        """Note that code outside torch reads a tensor: its results are used."""
+        self._guarded(self._mark_used, dense_tensors([tensor]))
+
     def end(self) -> None:
         """End the step: results that are still there are used by something."""
         if self._begin is None:  # it began

@@ -783,11 +783,13 @@ def test_results_that_nothing_uses_are_found(step, n):
         lambda net, x: net.trained(x).sum() + net.norm(x).sum(),
         lambda net, x: (net.trained(x).detach().numpy().mean(), net.norm(x).sum())[1],
         lambda net, x: (net.trained(x).mean().item(), net.norm(x).sum())[1],
+        lambda net, x: (net.trained(x).mean(0).tolist(), net.norm(x).sum())[1],
+        lambda net, x: (str(net.trained(x).mean(0)), net.norm(x).sum())[1],
         lambda net, x: (net.table.copy_(net.trained(x)[:8].detach()), net.norm(x).sum())[1],
         keep,
         add_up,
     ],
-    ids=["losses", "numpy", "number", "buffer", "kept", "sum"],
+    ids=["losses", "numpy", "number", "list", "print", "buffer", "kept", "sum"],
 )
 def test_results_that_something_uses_are_not(step):
     assert "unused" not in follow(step)
