@@ -307,7 +307,7 @@ class SampledSteps(Probe):
             self._attempts_left = 0
         if counter.failure:
             if first is not None:
-                self.missing["model_profile.known_results"] = self.missing.pop("model_profile")
+                first.failure, self._results = self.missing.pop("model_profile"), first
         elif first is not None:
             first.confirm(results)
             self._results = first
