@@ -49,6 +49,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         share: ``cost_s`` ÷ the duration of the sampled step, corrected in the same way.
         first_line: First line of the function; 0 if unknown.
         last_line: Last line of the function; 0 if unknown.
+        lines: First and last line of the loop; None if unknown.
         phase: Phase of the step, one of ``PHASES``.
         iterations_per_step: Iterations of all calls of the function; None in older sessions.
         is_recurrence: Whether an iteration computes with a result of the one before, and does not only add to it; None
@@ -66,6 +67,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     code: str = ""
     first_line: int = 0
     last_line: int = 0
+    lines: tuple[int, int] | None = None
     phase: str = "forward"
     is_recurrence: bool | None = None
     iterations_per_step: float | None = None

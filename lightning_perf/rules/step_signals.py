@@ -70,9 +70,7 @@ def loop_at(session: Session, site: str) -> TensorLoop | None:
     name, _, number = site.partition(":")
     loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
     holding = (
-        loop
-        for loop in loops
-        if loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
+        loop for loop in loops if loop.file.replace("\\", "/").rpartition("/")[2] == name and _holds(loop, int(number))
     )
     return max(holding, key=lambda loop: loop.share, default=None)
 
@@ -80,7 +78,13 @@ def loop_at(session: Session, site: str) -> TensorLoop | None:
 def is_within(loop: TensorLoop, line: SyncCall | HostLine) -> bool:
     """Return whether a line of code is one of a loop."""
     ours, others = ("/" + one.file.replace("\\", "/").lstrip("/") for one in (loop, line))
-    return (ours.endswith(others) or others.endswith(ours)) and loop.first_line <= line.line <= loop.last_line
+    return (ours.endswith(others) or others.endswith(ours)) and _holds(loop, line.line)
+
+
+def _holds(loop: TensorLoop, line: int) -> bool:
+    """Return whether a line of the file is one of a loop, or of its function if the loop's lines are unknown."""
+    first, last = loop.lines or (loop.first_line, loop.last_line)
+    return first <= line <= last
 
 
 def is_computing(loop: TensorLoop) -> bool:

@@ -22,8 +22,16 @@ from lightning_perf.probes.plain import without_overrides
 from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.sampled_steps.known_results import ResultTracker
 from lightning_perf.probes.sampled_steps.loss_targets import TargetCounter
-from lightning_perf.probes.sampled_steps.tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_mode
+from lightning_perf.probes.sampled_steps.tracing import (
+    ModuleWatch,
+    PassiveMode,
+    StepTracer,
+    current_mode,
+    leave_mode,
+    patch_reads,
+)
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
+from lightning_perf.seams import Undos
 from lightning_perf.stats.roofline import work_of
 
 from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
@@ -95,6 +103,7 @@ class ArithmeticCounter(StepTracer):
         self.is_entered = False
         self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
         self._thread = threading.get_ident()
+        self._undos = Undos()
         self._sequences: list[int] = []
         self._paths: list[str] = []
         self._parts: list[str] = []
@@ -142,6 +151,7 @@ class ArithmeticCounter(StepTracer):
                 self.passes.begin()
             if self.results is not None:
                 self.results.resume()
+                patch_reads(self._reading, self._undos)
             self._watch.install()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
@@ -152,6 +162,7 @@ class ArithmeticCounter(StepTracer):
 
     def __exit__(self, *exception: object) -> None:
         self._watch.remove()
+        self._undos.close()
         if not self.is_entered:
             return
         if not leave_mode(self._mode):
@@ -230,6 +241,13 @@ class ArithmeticCounter(StepTracer):
             self.failure = f"counting {known.name}: {error_text(error)}"
         self.cost_ns += self._now_ns() - end
         return out
+
+    def _reading(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
+        """Run what reads a tensor without an operator; ``numpy`` of a result comes after ``detach``, which is one."""
+        if self.results is not None and name != "numpy" and threading.get_ident() == self._thread:
+            with without_overrides():
+                self.results.read(tensor)
+        return original(tensor, *args, **kwargs)
 
     def _count(
         self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int, shares: dict[int, float]

@@ -161,6 +161,16 @@ def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
     )
 
 
+def loop_lines(code: CodeType, instruction: int) -> tuple[int, int] | None:
+    """Return the first and the last line of the outermost loop around an instruction; None without one."""
+    around = [loop for loop in _loops(code) if loop[0] <= instruction <= loop[1]]
+    if not around:
+        return None
+    begin, end = min(first for first, _ in around), max(last for _, last in around)
+    lines = [line for first, stop, line in code.co_lines() if line is not None and first <= end and stop > begin]
+    return min(lines), max(lines)
+
+
 def torch_frames() -> Iterator[FrameType]:
     """Yield the frames above the caller up to the first that is not torch's, innermost first."""
     frame: FrameType | None = sys._getframe(1)

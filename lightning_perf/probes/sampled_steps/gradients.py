@@ -5,7 +5,7 @@ No value of a tensor is read, so nothing waits for a device.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,8 @@ class _UnusedGradients:
             if name in unowned and one.n_computed >= _MIN_BATCHES
         }
         trained = {name: one for name, one in named_parameters(module) if name not in unowned} if unused else {}
-        outermost = {name: _outermost(name, trained) for name in unused}
+        holding = {path for name in trained for path in _paths(name)}  # a set: there may be thousands of each
+        outermost = {name: next(path for path in _paths(name) if path not in holding) for name in unused}
         for name, path in outermost.items():
             one = found[name]
             is_written = plain.field(one.parameter, "_version") != one.version
@@ -191,11 +192,10 @@ def _is_copy(within: str, parameter: torch.Tensor, trained: Mapping[str, torch.T
     )
 
 
-def _outermost(name: str, others: Iterable[str]) -> str:
-    """Return the path of the outermost module around a parameter that holds none of the others; else its own path."""
+def _paths(name: str) -> Iterator[str]:
+    """Yield the paths of the modules around a parameter, outermost first, and its own."""
     parts = name.split(".")
-    prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-    return next(path for path in prefixes if not any(f"{other}.".startswith(f"{path}.") for other in others))
+    return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
 class ZeroGradWatch(Probe):

@@ -104,6 +104,10 @@ class ResultTracker:
         """Add an operator that was called; ``weight`` is its time, or its FLOPs where it cannot be timed."""
         self._guarded(self._add_any, func, args, kwargs, out, weight, is_view)
 
+    def read(self, tensor: torch.Tensor) -> None:
+        """Note that code outside torch reads a tensor: its results are used."""
+        self._guarded(self._mark_used, dense_tensors([tensor]))
+
     def end(self) -> None:
         """End the step: results that are still there are used by something."""
         if self._begin is None:  # it began
@@ -365,10 +369,12 @@ class ResultTracker:
             content = self._content(value)
             if content.call is None and content.origin == UNKNOWN:
                 return self._unique()  # code that is no operator may write to it
-            return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
+            bits = value.is_conj(), value.is_neg()  # of a lazy view, which some operators read as it is
+            return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype, bits
         if type(value) in (list, tuple):
             return tuple(map(self._key, value))
-        return (type(value), value) if type(value) in PLAIN_TYPES else self._unique()
+        # As text, since `hash(-1) == hash(-2)`.
+        return (type(value), str(value)) if type(value) in PLAIN_TYPES else self._unique()
 
     def _unique(self) -> int:
         return hash((id(self), next(self._count)))

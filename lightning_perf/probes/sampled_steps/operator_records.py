@@ -6,7 +6,7 @@ import msgspec
 
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
-from .code_lines import USER, SourceLine
+from .code_lines import USER, SourceLine, loop_lines
 from .function_calls import MIN_REPEATS, FunctionCall
 from .operator_tracer import OperatorTracer, Sync
 from .written_attention import Attention
@@ -100,7 +100,9 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
         named = unbinding[0]
     else:
         return None
-    spent_s = max(tracer.loop_s(v) for v in repeated)
+    longest = max(repeated, key=tracer.loop_s)
+    spent_s = tracer.loop_s(longest)
+    instruction = next(at for at, hits in call.hits.items() if hits is longest)
     begin_ns = min(v.first.ns for v in taking or repeated)
     end_ns = max(v.last.ns for v in taking or repeated)
     within = [v for v in call.hits.values() if v.last.ns > begin_ns and v.first.ns < end_ns]
@@ -123,6 +125,7 @@ def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
         code=SourceLine(USER, call.code.co_filename, named.line, "").text(),
         first_line=call.code.co_firstlineno,
         last_line=max((line for *_, line in call.code.co_lines() if line is not None), default=0),
+        lines=loop_lines(call.code, instruction),
     )
 
 

@@ -1,8 +1,7 @@
 """Trace one step's operators: synchronizing calls, loops over tensors, attention written out.
 
 A ``TorchDispatchMode`` sees operators below autograd and calls them unchanged, so results are bit-identical. Work that
-torch does without an operator (``tolist``, ``numpy``, ``cpu`` of a tensor that is already there, and ``print``, which
-hides its operators) is seen by patching these methods during that step.
+torch does without an operator is seen by ``patch_reads``.
 """
 
 import dis
@@ -16,15 +15,15 @@ from typing import Any
 import torch
 
 from lightning_perf.probes.clock import now_ns as host_now_ns
-from lightning_perf.seams import Undos, change_attribute
+from lightning_perf.probes.plain import without_overrides
+from lightning_perf.seams import Undos
 
 from .code_lines import CodeLines, SourceLine, StackView
 from .dependency_chains import DependencyChains
 from .function_calls import Hits, Moment
-from .tracing import PassiveMode, StepTracer, leave_mode
+from .tracing import PassiveMode, StepTracer, leave_mode, patch_reads
 from .written_attention import AttentionMatcher
 
-_METHODS = ("tolist", "numpy", "cpu")
 _N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
 
 _WAITING = {
@@ -116,11 +115,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._chains = DependencyChains()
 
     def open(self) -> None:
-        for owner, name, label in (
-            *((torch.Tensor, name, name) for name in _METHODS),
-            (torch._tensor_str, "_str", "print(tensor)"),
-        ):
-            change_attribute(owner, name, self._wrapping(label, getattr(owner, name)), self._undos)
+        patch_reads(self._called, self._undos)
         self.lines.begin(sys._getframe(1))
         self.__enter__()
         self._begin_ns = self._now_ns()
@@ -130,9 +125,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self.lines.end()
         self._undos.close()
         return leave_mode(self)
-
-    def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
-        return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
 
     def _called(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
         if self._is_inside or self._end_ns or threading.get_ident() != self._thread:
@@ -144,7 +136,9 @@ class OperatorTracer(PassiveMode, StepTracer):
         finally:
             self._is_inside = False
             try:
-                if tensor.device.type == self._device.type:
+                with without_overrides():
+                    is_on_device = tensor.device.type == self._device.type
+                if is_on_device:
                     self._count(self.lines.place(), name, self._now_ns() - begin)
             except Exception as error:  # noqa: BLE001 - recorded; the user's call has been made
                 self._fail(error)
@@ -205,6 +199,8 @@ class OperatorTracer(PassiveMode, StepTracer):
 
 @lru_cache(maxsize=1024)
 def _name_of(func: Any) -> str:
+    if getattr(func, "namespace", "aten") != "aten":
+        return str(func)  # a library's operator may have the name of one of torch's, and other arguments
     return str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
 
 

@@ -307,7 +307,8 @@ class SampledSteps(Probe):
             self._attempts_left = 0
         if counter.failure:
             if first is not None:
-                self.missing["model_profile.known_results"] = self.missing.pop("model_profile")
+                reason, self._results = self.missing.pop("model_profile"), first
+                first.failure = first.failure or reason
         elif first is not None:
             first.confirm(results)
             self._results = first

@@ -6,12 +6,14 @@ Modes and hooks are also removed if an interrupt came while they were installed 
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.torch_version import TorchVersion
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -142,6 +144,31 @@ def leave_mode(mode: Any) -> bool:
     if mode.undos is not None:
         mode.undos.close()
     return True
+
+
+_READING = ("tolist", "numpy", "cpu")
+
+
+def patch_reads(called: Callable[..., Any], undos: Undos) -> None:
+    """Let ``called(name, tensor, original, args, kwargs)`` run what reads tensors without an operator.
+
+    It is ``tolist``, ``numpy``, ``cpu`` of a tensor that is already there, and ``print``, which hides its operators.
+    """
+    for name in _READING:
+        change_attribute(torch.Tensor, name, _reading(called, name, getattr(torch.Tensor, name), True), undos)
+    to_text = torch._tensor_str._str
+    change_attribute(torch._tensor_str, "_str", _reading(called, "print(tensor)", to_text, False), undos)
+
+
+def _reading(called: Callable[..., Any], name: str, original: Any, is_method: bool) -> Callable[..., Any]:
+    @wraps(original)
+    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        # Left to itself, torch gives `__torch_function__` what is in the place of the original now.
+        is_overridden = is_method and has_torch_function_unary(tensor)
+        run = partial(handle_torch_function, original, (tensor,)) if is_overridden else original
+        return called(name, tensor, run, args, kwargs)
+
+    return method
 
 
 class ModuleWatch:

@@ -49,12 +49,12 @@ def _from_steps(session: Session) -> Finding | None:
         calls,
         summary=(
             f"{percent(worst.share)} of step time is a Python loop over a tensor: {place_of(worst)} runs "
-            f"{worst.repeats} iterations per step{chained}, and each operator in it costs a few microseconds of "
+            f"{worst.repeats} iterations per call{chained}, and each operator in it costs a few microseconds of "
             f"overhead{'' if calls.device == 'cpu' else ' while the device waits'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            *(fact(f"iterations per call at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the loop", worst.operators_per_step, "count"),
         ),
         prescriptions=_recommendations(session, calls.device == "cpu", bool(worst.is_recurrence)),

@@ -133,6 +133,33 @@ def test_parts_of_a_tensor_are_not_the_same():
     assert "twice" not in follow(lambda net, x: net.trained(x[:8]).sum() + net.trained(x[8:]).sum())
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda y: y.softmax(-1), lambda y: y.softmax(-2)),
+        (lambda y: y.sum(-1), lambda y: y.sum(-2)),
+        (lambda y: y.pow(-1.0), lambda y: y.pow(-2.0)),
+    ],
+)
+def test_arguments_with_equal_hashes_are_not_the_same(one, other):
+    assert hash(-1) == hash(-2)
+
+    def step(net, x):
+        y = net.trained(x)
+        return one(y).exp().square().sum() + other(y).exp().square().sum()
+
+    assert "twice" not in follow(step)
+
+
+def test_conjugates_are_not_the_same():
+    def step(net, x):
+        z = torch.complex(net.trained(x), x)
+        weights = torch.complex(net.trained.weight, net.table)
+        return (z @ weights).abs().sum() + (z.conj() @ weights).abs().square().sum()
+
+    assert "twice" not in follow(step)
+
+
 def test_memory_that_is_used_again_holds_another_content():
     def step(net, x):
         total = 0
@@ -756,11 +783,13 @@ def test_results_that_nothing_uses_are_found(step, n):
         lambda net, x: net.trained(x).sum() + net.norm(x).sum(),
         lambda net, x: (net.trained(x).detach().numpy().mean(), net.norm(x).sum())[1],
         lambda net, x: (net.trained(x).mean().item(), net.norm(x).sum())[1],
+        lambda net, x: (net.trained(x).mean(0).tolist(), net.norm(x).sum())[1],
+        lambda net, x: (str(net.trained(x).mean(0)), net.norm(x).sum())[1],
         lambda net, x: (net.table.copy_(net.trained(x)[:8].detach()), net.norm(x).sum())[1],
         keep,
         add_up,
     ],
-    ids=["losses", "numpy", "number", "buffer", "kept", "sum"],
+    ids=["losses", "numpy", "number", "list", "print", "buffer", "kept", "sum"],
 )
 def test_results_that_something_uses_are_not(step):
     assert "unused" not in follow(step)

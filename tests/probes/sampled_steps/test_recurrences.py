@@ -122,3 +122,22 @@ def test_a_loop_is_a_recurrence_when_an_iteration_computes_with_the_one_before(
     record = sync_calls([tracer], "cpu")
     assert record is not None
     assert [loop.is_recurrence for loop in record.loops] == [is_recurrence]
+
+
+def test_lines_of_a_loop_are_those_of_its_body() -> None:
+    def step() -> None:
+        loss = X.sum()
+        for t in range(N):
+            loss = loss + X[:, t].mean()
+        loss.sqrt()
+
+    tracer = OperatorTracer(torch.device("cpu"), 0.0, lambda: "forward", time.perf_counter_ns)
+    tracer.open()
+    try:
+        step()
+    finally:
+        tracer.close()
+    record = sync_calls([tracer], "cpu")
+    assert record is not None
+    first = step.__code__.co_firstlineno
+    assert [(loop.first_line, loop.lines) for loop in record.loops] == [(first, (first + 2, first + 3))]

@@ -118,8 +118,10 @@ def test_counted_step_is_kept_when_the_second_one_cannot_confirm_it(monkeypatch:
     fit.until(COUNTED_STEP + 1)
     monkeypatch.setattr(flops, "MAX_COST_S", -1.0)
     assert fit.until(COUNTED_STEP + 5) == [COUNTED_STEP + 1]
+    fit.probe.before_report(is_last=True)
     assert fit.probe.profile is not None
-    assert list(fit.probe.missing) == ["model_profile.known_results"]
+    assert list(fit.probe.profile.missing) == ["known_results"]
+    assert not fit.probe.missing
 
 
 def test_tracer_is_closed_at_the_next_step_when_a_users_mode_was_above_it() -> None:
