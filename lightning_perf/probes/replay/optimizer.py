@@ -39,17 +39,17 @@ class OptimizerItem:
         n_batches: int = 1,
         kinds: Mapping[int, Any] | None = None,
     ) -> None:
-        if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
-            name = type(optimizer).__name__
-            raise ValueError(f"{name} is not one of torch's optimizers, whose step can be repeated on copies")
+        kind = type(optimizer)
+        if kind is not getattr(torch.optim, kind.__name__, None) or kind is torch.optim.LBFGS:
+            raise ValueError(f"{kind.__name__} is not one of torch's optimizers, whose step can be repeated on copies")
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        as_is = rebuilt(type(optimizer), groups, {})
+        as_is = rebuilt(kind, groups, {})
         joined = groups if kinds is None else _joined(groups, kinds)
         if len(joined) < len(groups) and factor > 1:
             raise ValueError("the optimizer is too large to replay all of its parameter groups")
         self.is_changed = bool(changes) or len(joined) < len(groups)
-        self._sides = {False: as_is, True: rebuilt(type(optimizer), joined, changes) if self.is_changed else as_is}
+        self._sides = {False: as_is, True: rebuilt(kind, joined, changes) if self.is_changed else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Step once; return the marks around it."""

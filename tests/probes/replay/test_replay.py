@@ -599,6 +599,13 @@ def test_optimizer_is_refused_when_its_step_is_the_users():
         OptimizerItem(Own([nn.Parameter(torch.rand(2))], lr=0.1), {"foreach": True})
 
 
+@pytest.mark.needs_torch("2.5")
+def test_optimizers_of_torch_are_replayed_when_their_class_names_the_package_as_its_module():
+    optimizer = torch.optim.Adafactor([nn.Parameter(torch.rand(2, 2))])
+    assert type(optimizer).__module__ == "torch.optim"
+    OptimizerItem(optimizer, {}).run(False, HostWatch(FakeClock()))
+
+
 class FakeCuda:
     """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 
