@@ -25,7 +25,7 @@ class OptimizerItem:
 
     With ``kinds`` of parameter groups, by the groups' ids, those of one kind become one group instead. Both sides use
     random parameters and gradients of the same shapes; the user's optimizer is only read. It steps once in
-    ``n_batches``. ``is_changed``: whether the two sides differ.
+    ``n_batches``. Arguments that it does not take are left out. ``is_changed``: whether the two sides differ.
 
     Raises:
         ValueError: Steps of this optimizer cannot be repeated.
@@ -44,6 +44,7 @@ class OptimizerItem:
             raise ValueError(f"{kind.__name__} is not one of torch's optimizers, whose step can be repeated on copies")
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
+        changes = {name: value for name, value in changes.items() if name in optimizer.defaults}
         as_is = rebuilt(kind, groups, {})
         joined = groups if kinds is None else _joined(groups, kinds)
         if len(joined) < len(groups) and factor > 1:

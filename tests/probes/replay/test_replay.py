@@ -606,6 +606,13 @@ def test_optimizers_of_torch_are_replayed_when_their_class_names_the_package_as_
     OptimizerItem(optimizer, {}).run(False, HostWatch(FakeClock()))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.SparseAdam])
+def test_optimizer_stays_as_it_is_when_it_does_not_take_the_argument(kind):
+    item = OptimizerItem(kind([nn.Parameter(torch.rand(2))]), {"fused": True})
+    assert not item.is_changed
+    assert "fused" not in item._sides[True].param_groups[0]
+
+
 class FakeCuda:
     """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 
