@@ -102,6 +102,8 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[_Groups, float]:
     pairs = [(group, each) for group in optimizer.param_groups for each in group["params"]]
     if any(each.is_sparse or hasattr(each, "to_local") for _, each in pairs):
         raise ValueError("sparse or sharded parameters are not replayed")
+    if any(each.grad is not None and each.grad.is_sparse for _, each in pairs):
+        raise ValueError("sparse gradients are not replayed")
     with_gradients = [(group, each) for group, each in pairs if each.grad is not None]
     tensors = with_gradients or [(group, each) for group, each in pairs if each.requires_grad]
     if not tensors:

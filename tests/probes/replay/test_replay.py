@@ -613,6 +613,13 @@ def test_optimizer_stays_as_it_is_when_it_does_not_take_the_argument(kind):
     assert "fused" not in item._sides[True].param_groups[0]
 
 
+def test_optimizer_is_refused_when_it_gets_sparse_gradients():
+    table = nn.Embedding(9, 2, sparse=True)
+    table(torch.arange(3)).sum().backward()
+    with pytest.raises(ValueError, match="sparse gradients are not replayed"):
+        OptimizerItem(torch.optim.SGD(table.parameters()), {})
+
+
 class FakeCuda:
     """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 
