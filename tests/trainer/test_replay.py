@@ -209,3 +209,29 @@ def test_both_uses_of_a_layer_are_replayed_without_gradients_that_no_optimizer_u
     monkeypatch.setattr(probe_module, "apply_treatment", recorded)
     fitted(make_trainer, PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD323",)), FixedTexture)
     assert changed == ["aten::addmm", "aten::addmm", "aten::sub"]
+
+
+class LastPosition(LightningModule):
+    """Compute scores of all positions, and the loss from those of the last one."""
+
+    def __init__(self, returns_scores: bool) -> None:
+        super().__init__()
+        self.body, self.returns_scores = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 50)), returns_scores
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> dict[str, torch.Tensor]:
+        scores = self.body(batch[0])
+        loss = scores[:, -1].square().mean()
+        return {"loss": loss, "scores": scores} if self.returns_scores else {"loss": loss}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("returns_scores", [False, True])
+def test_all_rows_are_needed_when_callbacks_get_them(make_trainer: Make, returns_scores: bool) -> None:
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
+    data = DataLoader(TensorDataset(torch.randn(60, 10, 8)), 4)
+    make_trainer(doctor).fit(LastPosition(returns_scores), data)
+    assert doctor.session is not None
+    assert doctor.session.model_profile is not None
+    assert (doctor.session.model_profile.cheaper is None) == returns_scores

@@ -331,12 +331,15 @@ class CallLog:
         return [self._writers.get(storage_address(value), -1) for value in tensors]
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
-        """Return the matrix of mostly zeros; None if finding its zeros would take time in each step."""
+        """Return the matrix of mostly zeros; None if they are trained, or finding them would take time in each step."""
         found = zeros_in(name, args)
-        if found is None or found.kind != "sparse":
-            return found
+        if found is None:
+            return None
         address = storage_address(args[found.place])
         writer = self._writers.get(address, -1)
+        if found.kind != "sparse":
+            is_parameter = writer < 0 and args[found.place].requires_grad
+            return None if is_parameter else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
         return None if is_dense or address in self._batch else found
 

@@ -25,7 +25,7 @@ class OptimizerItem:
 
     With ``kinds`` of parameter groups, by the groups' ids, those of one kind become one group instead. Both sides use
     random parameters and gradients of the same shapes; the user's optimizer is only read. It steps once in
-    ``n_batches``. ``is_changed``: whether the two sides differ.
+    ``n_batches``. Arguments that it does not take are left out. ``is_changed``: whether the two sides differ.
 
     Raises:
         ValueError: Steps of this optimizer cannot be repeated.
@@ -39,17 +39,18 @@ class OptimizerItem:
         n_batches: int = 1,
         kinds: Mapping[int, Any] | None = None,
     ) -> None:
-        if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
-            name = type(optimizer).__name__
-            raise ValueError(f"{name} is not one of torch's optimizers, whose step can be repeated on copies")
+        kind = type(optimizer)
+        if kind is not getattr(torch.optim, kind.__name__, None) or kind is torch.optim.LBFGS:
+            raise ValueError(f"{kind.__name__} is not one of torch's optimizers, whose step can be repeated on copies")
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        as_is = rebuilt(type(optimizer), groups, {})
+        changes = {name: value for name, value in changes.items() if name in optimizer.defaults}
+        as_is = rebuilt(kind, groups, {})
         joined = groups if kinds is None else _joined(groups, kinds)
         if len(joined) < len(groups) and factor > 1:
             raise ValueError("the optimizer is too large to replay all of its parameter groups")
         self.is_changed = bool(changes) or len(joined) < len(groups)
-        self._sides = {False: as_is, True: rebuilt(type(optimizer), joined, changes) if self.is_changed else as_is}
+        self._sides = {False: as_is, True: rebuilt(kind, joined, changes) if self.is_changed else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Step once; return the marks around it."""
@@ -101,6 +102,8 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[_Groups, float]:
     pairs = [(group, each) for group in optimizer.param_groups for each in group["params"]]
     if any(each.is_sparse or hasattr(each, "to_local") for _, each in pairs):
         raise ValueError("sparse or sharded parameters are not replayed")
+    if any(each.grad is not None and each.grad.is_sparse for _, each in pairs):
+        raise ValueError("sparse gradients are not replayed")
     with_gradients = [(group, each) for group, each in pairs if each.grad is not None]
     tensors = with_gradients or [(group, each) for group, each in pairs if each.requires_grad]
     if not tensors:

@@ -50,8 +50,10 @@ def tables_in(log: CallLog) -> list[Table]:
     n_bags: Counter[tuple[int, int]] = Counter()
     of_rows: set[tuple[int, int]] = set()  # shapes that some embedding looks up row by row
     for call in log.calls:
-        is_bag = call.name == EMBEDDING_BAG and not call.named["sparse"] and call.named["mode"] != _MODE_MAX
-        if not (is_bag or call.name == "aten::embedding"):
+        is_bag = call.name == EMBEDDING_BAG
+        if not (is_bag or call.name == "aten::embedding") or call.named["sparse"]:
+            continue
+        if is_bag and call.named["mode"] == _MODE_MAX:
             continue
         if not all(isinstance(one, TensorSpec) for one in call.args[:2]):
             continue

@@ -178,6 +178,14 @@ class SampledSteps(Probe):
         if self._loop.main.n_steps >= self.next_step:
             self._guarded(self._begin, batch)
 
+    def step_ends(self) -> None:
+        """Find cheaper operators while the step's outputs exist: callbacks and hooks may read them."""
+        counter, is_first = self._open, self._unconfirmed is None
+        if isinstance(counter, ArithmeticCounter) and is_first and counter.has_backward and not counter.failure:
+            begin = self._now_ns()
+            self._guarded(cheaper_operator, counter.log)
+            self.step_cost_ns += self._now_ns() - begin
+
     def enters(self, name: str) -> None:
         if self._open is not None:
             self._guarded(self._open.enters, name)
@@ -367,7 +375,7 @@ class SampledSteps(Probe):
         if loop.on_record_end == self.record_ends:
             loop.on_record_end = None
 
-    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, function: Callable[..., object], *args: Any) -> None:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001 - reported; such steps are not sampled from then on

@@ -599,6 +599,27 @@ def test_optimizer_is_refused_when_its_step_is_the_users():
         OptimizerItem(Own([nn.Parameter(torch.rand(2))], lr=0.1), {"foreach": True})
 
 
+@pytest.mark.needs_torch("2.5")
+def test_optimizers_of_torch_are_replayed_when_their_class_names_the_package_as_its_module():
+    optimizer = torch.optim.Adafactor([nn.Parameter(torch.rand(2, 2))])
+    assert type(optimizer).__module__ == "torch.optim"
+    OptimizerItem(optimizer, {}).run(False, HostWatch(FakeClock()))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.SparseAdam])
+def test_optimizer_stays_as_it_is_when_it_does_not_take_the_argument(kind):
+    item = OptimizerItem(kind([nn.Parameter(torch.rand(2))]), {"fused": True})
+    assert not item.is_changed
+    assert "fused" not in item._sides[True].param_groups[0]
+
+
+def test_optimizer_is_refused_when_it_gets_sparse_gradients():
+    table = nn.Embedding(9, 2, sparse=True)
+    table(torch.arange(3)).sum().backward()
+    with pytest.raises(ValueError, match="sparse gradients are not replayed"):
+        OptimizerItem(torch.optim.SGD(table.parameters()), {})
+
+
 class FakeCuda:
     """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 

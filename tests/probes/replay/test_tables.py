@@ -47,6 +47,10 @@ def test_tables_of_bags_are_found_if_their_dense_gradients_could_be_sparse(optio
     assert tables_in(logged(nn.Sequential(table), torch.arange(N).reshape(4, -1))) == found
 
 
+def test_no_table_is_found_that_gets_sparse_gradients_already():
+    assert tables_in(logged(nn.Embedding(ROWS, WIDTH, sparse=True), torch.arange(N))) == []
+
+
 def test_no_table_is_found_that_is_not_trained():
     model = Recommender()
     model.users.requires_grad_(False)

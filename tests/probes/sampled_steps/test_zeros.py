@@ -122,6 +122,12 @@ def test_operators_are_replayed_without_zeros(multiply, kind):
     assert replayed.speedup is not None or replayed.is_negligible, replayed.reason
 
 
+def test_zeros_of_a_trained_parameter_are_kept():
+    layer = nn.Linear(K, K, bias=False)
+    nn.init.eye_(layer.weight)
+    assert zero_operand(logged(layer, torch.rand(N, K))) is None
+
+
 def test_results_without_zeros_are_the_same():
     for matrix, is_left in ((diagonal, True), (diagonal, False)):
         layer = Layer(lambda x, table, a=matrix, left=is_left: a @ table if left else table @ a)
