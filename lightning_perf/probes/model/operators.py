@@ -6,7 +6,7 @@ attention count none. Formulas missing or wrong in torch's own table are in ``_O
 
 import re
 from collections.abc import Callable, Sequence
-from math import gcd, prod
+from math import floor, gcd, log2, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from lightning_perf.probes.plain import field, is_plain_tensor, is_readable_tens
 
 _BASE = torch._C.TensorBase
 _DENORMAL_SAMPLE = 4096
+_LEAST_DENORMAL = 4.0**-5  # fewer are chance in such a sample
 _TINY = np.float32(torch.finfo(torch.float32).tiny)
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
@@ -159,6 +160,11 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
                 if numbers.size:
                     shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
     return shares
+
+
+def rounded_fraction(share: float) -> float:
+    """Return a share of denormal numbers rounded down to a power of 4; 0 if chance explains it."""
+    return 4.0 ** floor(log2(share) / 2) if share >= _LEAST_DENORMAL else 0.0
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.probes.model.operators import rounded_fraction
 from lightning_perf.probes.model.tokens import padded_length
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_site
@@ -28,8 +29,6 @@ MAX_CALLS = 2048
 
 OPAQUE = object()
 """An argument that cannot be created again, e.g. a generator or a sparse tensor."""
-
-_LEAST_DENORMAL = 4.0**-5  # fewer are chance in a sample of some thousand numbers
 
 REPEATABLE = {
     "aten::mm": 1, "aten::addmm": 1, "aten::convolution": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
@@ -257,7 +256,7 @@ class CallLog:
                 owner.backward_ns += ns
                 owner.has_backward = True
                 shares = [denormals[id(v)] for v in args if id(v) in denormals and storage_address(v) not in addresses]
-                owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
+                owner.gradient_denormal = max(owner.gradient_denormal, rounded_fraction(max(shares, default=0.0)))
             else:  # in the backward method of a function of the user's, for example
                 self.product_reads.see(self._writers_of(inputs))
                 self.row_reads.see(inputs)
@@ -338,8 +337,7 @@ class CallLog:
         address = storage_address(args[found.place])
         writer = self._writers.get(address, -1)
         if found.kind != "sparse":
-            is_parameter = writer < 0 and args[found.place].requires_grad
-            return None if is_parameter else found
+            return None if writer < 0 and args[found.place].requires_grad else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
         return None if is_dense or address in self._batch else found
 
@@ -367,7 +365,7 @@ class CallLog:
             if value.layout is not torch.strided or not address:
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
-            denormal = _level(denormals.get(id(value), 0.0))
+            denormal = rounded_fraction(denormals.get(id(value), 0.0))
             content = self._contents.get(address, -address), value.storage_offset()
             reach = self.reach.of(value, address) if needs_grad else OTHERS
             layout = tuple(value.shape), value.stride(), value.dtype
@@ -397,7 +395,3 @@ def flat(value: Any) -> list[Any]:
 def specs_in(value: Any) -> list[TensorSpec]:
     """Return the tensors' specs among nested arguments, or in a bound function."""
     return [leaf for leaf in flat(value) if isinstance(leaf, TensorSpec)]
-
-
-def _level(share: float) -> float:
-    return 4.0 ** math.floor(math.log2(share) / 2) if share >= _LEAST_DENORMAL else 0.0

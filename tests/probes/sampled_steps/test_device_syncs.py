@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lightning_perf.probes.sampled_steps.code_lines import NOWHERE, StackView
+from lightning_perf.probes.sampled_steps.device_warnings import DeviceWarnings, sync_debug_of
 from lightning_perf.probes.sampled_steps.operator_tracer import sync_label
-from lightning_perf.probes.sampled_steps.probe import DeviceWarnings, sync_debug_of
 
 HERE = Path(__file__).name
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at ...)"
