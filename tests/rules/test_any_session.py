@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_perf.records import SEVERITIES, Finding, Session, TraceRecord, Window
 from lightning_perf.records.validation import checked
 from lightning_perf.rules.engine import all_rules, diagnose, diagnose_trace, hypotheses, preflight
-from lightning_perf.rules.findings import MAX_RECOVERABLE_SHARE
+from lightning_perf.rules.findings import MAX_RECOVERABLE_SHARE, gain_span_s
 from tests.fuzzing import FUZZ
 
 from .any_records import document_of, values_of
@@ -66,7 +66,7 @@ def test_outcomes_are_within_bounds_when_a_part_of_the_session_is_arbitrary(name
             if session.steady is not None:
                 rest = any(phase.p10_s is not None for phase in session.steady.phases.values())
                 is_claimed = not rest and session.telemetry is None
-                _check_bounds(session.findings, session.steady.span_s, is_claimed)
+                _check_bounds(session.findings, gain_span_s(session.steady), is_claimed)
 
     check()
 
@@ -83,7 +83,7 @@ def test_outcomes_are_within_bounds_when_a_trace_is_arbitrary(document: dict[str
     session = diagnose(msgspec.structs.replace(build_session(), windows=(window,)))
     assert [(one.code, one.reason) for one in session.outcomes if one.status == "failed"] == []
     assert session.steady is not None
-    _check_bounds(session.findings, session.steady.span_s)
+    _check_bounds(session.findings, gain_span_s(session.steady))
 
 
 def _check_bounds(findings: Sequence[Finding], span_s: float, is_claimed: bool = True) -> None:
