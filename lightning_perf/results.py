@@ -88,7 +88,8 @@ class Results:
         if self.session is None:
             raise PerfDoctorError(
                 f"{type(self).__name__} has nothing to report yet: call trainer.fit(...) with it in "
-                "Trainer(callbacks=[...]) first"
+                "Trainer(callbacks=[...]) first. After a strategy that starts its own processes (ddp_spawn, "
+                "ddp_notebook), read perf_session.json with lightning_perf.load(...)."
             )
         place = None if self._saved_at is None else console_report.short_path(self._saved_at)
         return Report(self.session, place, full)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType, SimpleNamespace
@@ -50,7 +51,9 @@ class LoopRun:
         self._at_exit = weakref.finalize(trainer, self._end_at_exit)
         probes = doctor._probes
         self._loop, self._phases = probes.loop, probes.find(UserPhases)
+        self._functions: set[CodeType] = set()  # that loop over steps
         self._loops = [found.loops for kind in (LineSampler, HangWatch) if (found := probes.find(kind)) is not None]
+        self._loops.append(self._functions)
         self._profile = trainer.profiler.profile
         self._own = f"[Callback]{doctor.state_key}."
         self._step_start, self._step_end = f"{self._own}on_train_batch_start", f"{self._own}on_train_batch_end"
@@ -249,7 +252,15 @@ class LoopRun:
     def _end_at_exit(self) -> None:
         if self._run is None or self._run.is_forked:  # a child that the user's code forked
             return
-        self.close(getattr(sys, "last_value", None), is_exiting=True)
+        self.close(self._last_error(), is_exiting=True)
+
+    def _last_error(self) -> BaseException | None:
+        """Return the uncaught error that ended Python; at a prompt, after which Python goes on, one of the loops."""
+        error: BaseException | None = getattr(sys, "last_value", None)
+        if error is None or not hasattr(sys, "ps1"):
+            return error
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        return None if codes.isdisjoint(self._functions) else error
 
 
 class Steps:

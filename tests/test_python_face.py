@@ -117,8 +117,9 @@ def test_results_are_empty_before_the_first_run() -> None:
     assert doctor.findings == ()
     assert repr(doctor) == "PerfDoctor(no run yet)"
     assert doctor._repr_html_() is None
-    with pytest.raises(PerfDoctorError, match=r"PerfDoctor has nothing to report yet: call trainer\.fit"):
+    with pytest.raises(PerfDoctorError, match=r"PerfDoctor has nothing to report yet: call trainer\.fit") as raised:
         doctor.report()
+    assert "(ddp_spawn, ddp_notebook), read perf_session.json" in str(raised.value)  # the callback is only a copy there
 
 
 def test_results_are_those_of_the_session_after_a_run() -> None:

@@ -138,7 +138,7 @@ class Fetch(Record, frozen=True, kw_only=True):
         waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
         burst_period: Most frequent number of steps from one wait to the next; None if there were fewer than 8 waits.
         burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None as for it.
-        first_s: Seconds of the first fetch of each epoch, at most the last 64 epochs.
+        first_s: Seconds of the first fetch of each epoch after the warm-up, so without the run's first; at most 64.
         in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
             it was not measured.
         in_process_basis: How ``in_process_batch_s`` was measured, or why it was not.

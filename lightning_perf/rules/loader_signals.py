@@ -311,7 +311,7 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
 def start_waits(stage: StageTimes) -> tuple[float, ...]:
     """Return the extra seconds of each later epoch's first batch compared with a typical batch."""
     fetch = stage.fetch
-    return tuple(max(0.0, first_s - fetch.wait_s.p50) for first_s in fetch.first_s[1:]) if fetch is not None else ()
+    return tuple(max(0.0, first_s - fetch.wait_s.p50) for first_s in fetch.first_s) if fetch is not None else ()
 
 
 def restarting_loader(session: Session) -> LoaderSettings | None:

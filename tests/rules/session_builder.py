@@ -150,7 +150,7 @@ def _stage(step_ms: float, n_steps: int, shares: dict[str, float], defaults: dic
             "wait_s": _distribution(wait_s),
             "p90_over_p50": 1.1,
             "waiting_fraction": 0.0,
-            "first_s": [0.05, 0.003, 0.003],
+            "first_s": [0.003, 0.003],
         },
         "outliers": {"n": 0, "excess_s": 0.0, "share": 0.0, "threshold_s": 3 * step_s, "excess_by_phase_s": {}},
         "is_steady": True,

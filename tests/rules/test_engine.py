@@ -428,7 +428,7 @@ PLANTED = {
                                  "loader": {"num_workers": 0, "persistent_workers": False}}),
     "no persistent workers": ("PD104", {
         "shares": {"epoch_boundary": 0.3}, "loader": {"persistent_workers": False},
-        "steady": {"fetch": {"first_s": [0.2, 4.5, 4.5]}}}),
+        "steady": {"fetch": {"first_s": [4.5, 4.5]}}}),
     "logging every step": ("PD502", {
         "step_ms": 4, "shares": {"logging": 0.2}, "settings": {"trainer": {"log_every_n_steps": 1}},
         "steady": {"named": [

@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -352,6 +353,28 @@ def test_run_is_reported_when_python_ends_without_close() -> None:
     setup.doctor._loop_run._end_at_exit()
     assert setup.doctor.session.run.status == "finished"
     assert setup.replaced() == []
+
+
+@pytest.mark.parametrize("is_in_loop", [False, True])
+def test_error_at_the_prompt_ends_the_run_only_if_a_loop_raised_it(
+    is_in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    setup = Setup()
+
+    def cell() -> None:
+        for batch in setup.steps(loader(4)):
+            setup.step(batch)
+            if is_in_loop:
+                raise NameError("a typo")
+
+    try:
+        cell()
+        raise NameError("a typo")
+    except NameError as error:
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+    setup.doctor._loop_run._end_at_exit()
+    assert setup.doctor.session.run.status == ("failed" if is_in_loop else "finished")
 
 
 def test_training_goes_on_when_a_probe_fails() -> None:

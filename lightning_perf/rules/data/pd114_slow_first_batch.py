@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     fetch, waits = steady.fetch, start_waits(steady)
     if fetch is None or not waits:
-        raise Skip("fewer than two epochs started in the steady steps")
+        raise Skip("no epoch has been followed by another one yet")
     loader = loaders_of(session)[0]
     if loader.num_workers and loader.persistent_workers is False:
         return None  # PD104 applies: workers start again.
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     epochs = [epoch.wall_s for epoch in ended if epoch.wall_s > 0]
     if not epochs:
         raise Skip("no epoch has ended yet")
-    first_s = statistics.median(fetch.first_s[1:])
+    first_s = statistics.median(fetch.first_s)
     share = first_s / statistics.median(epochs)
     if first_s < FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50 or share < FIRST_BATCH_MIN_SHARE:
         return None
