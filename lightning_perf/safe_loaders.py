@@ -1,6 +1,5 @@
 """Check whether the training loader can get workers during a run: shared state, random numbers drawn."""
 
-import multiprocessing
 from typing import Any
 
 from lightning_perf.dataset_contents import random_states
@@ -9,6 +8,7 @@ from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loader.held import why_state_is_shared
+from lightning_perf.treatments.rebuild import require_forked_workers
 
 WATCHED_STEPS = 32
 
@@ -22,9 +22,8 @@ def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
     loader = inner_loader(loader)
     if loader.num_workers > 0 or not arguments.get("num_workers"):
         return
-    # Asking plainly would fix Python's default for good, and a later ``set_start_method`` of the script would raise.
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    reason = why_state_is_shared(loader) if method == "fork" else f"workers would be started by {method}, not by fork"
+    require_forked_workers(loader, arguments)
+    reason = why_state_is_shared(loader)
     if reason:
         raise TreatmentError(reason)
 

@@ -7,7 +7,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
 
-from .rebuild import rebuilt, require_stateless
+from .rebuild import rebuilt, require_forked_workers, require_stateless
 from .specs import TreatmentSpec, check_together, with_default
 
 
@@ -115,7 +115,10 @@ class Applier:
             require_stateless(loader)
         if self._check_loader is not None:
             self._check_loader(loader, arguments)
-        return rebuilt(loader, arguments)
+        new = rebuilt(loader, arguments)
+        if is_live:
+            require_forked_workers(loader, arguments)
+        return new
 
     def _rebuilt(self, loader: Any, arguments: dict[str, Any], is_live: bool = False) -> Any:
         try:

@@ -1,6 +1,7 @@
 """Copy a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
 
 import copy
+import multiprocessing
 from typing import Any
 
 from lightning_perf.dataset_contents import device_in, generator_in
@@ -85,6 +86,24 @@ def require_stateless(loader: Any) -> None:
         raise TreatmentError(
             f"checkpoints hold the state of a {call_of(loader)}, which can only be resumed with as many workers: set "
             "num_workers where the loader is made"
+        )
+
+
+def require_forked_workers(loader: Any, arguments: dict[str, Any]) -> None:
+    """Refuse workers for a loader without workers in a running training if they would not be forked.
+
+    Other workers import the script again and get a pickled dataset: either may fail, and the training with it.
+
+    Raises:
+        TreatmentError: Workers would not be forked.
+    """
+    if inner_loader(loader).num_workers > 0 or not arguments.get("num_workers"):
+        return
+    # Asking plainly would fix Python's default for good, and a later ``set_start_method`` of the script would raise.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method != "fork":
+        raise TreatmentError(
+            f"workers would be started by {method}, not by fork; set num_workers where the loader is made"
         )
 
 

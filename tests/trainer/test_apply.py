@@ -208,12 +208,13 @@ def test_constructor_refuses_what_cannot_be_applied_between_epochs(apply: Any, s
 
 # The machine's cores decide which rank's diagnosis recommends workers; here it is the first rank's.
 SCRIPT = """
-import torch, warnings
+import multiprocessing, torch, warnings
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader, TensorDataset
 from lightning_perf import PerfDoctor
 from lightning_perf.live import LiveTreatments
 warnings.simplefilter("ignore")
+multiprocessing.set_start_method("fork")  # not the default in Python 3.14; other workers are refused
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()

@@ -189,12 +189,13 @@ def test_first_steps_do_not_decide_when_those_after_them_are_as_slow(
 
 # Only rank 0's clock and queue count; rank 1 must follow at the same steps.
 SCRIPT = """
-import sys, torch, warnings
+import multiprocessing, sys, torch, warnings
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader, TensorDataset
 from lightning_perf import PerfDoctor, autopilot
 from lightning_perf.stats import sequential
 warnings.simplefilter("ignore")
+multiprocessing.set_start_method("fork")  # not the default in Python 3.14; autopilot refuses other workers
 autopilot.FIRST_SYNC_STEP, autopilot.IDLE_S, autopilot.BUDGET_SHARE, autopilot.SLOW_FACTOR = 5, 0.0, 1e9, 1e9
 autopilot.BLOCK_STEPS, autopilot.BLOCK_S = 4, 1e9
 sequential.BlockTrial.verdict = lambda self: "kept" if len(self.logs) >= 3 else None

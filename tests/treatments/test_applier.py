@@ -262,12 +262,13 @@ def test_every_live_treatment_of_the_loader_is_live() -> None:
 
 
 LEGACY = """
-import torch, warnings, logging
+import multiprocessing, torch, warnings, logging
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, TensorDataset
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import parse_all
 warnings.simplefilter("ignore")
+multiprocessing.set_start_method("fork")  # other workers, the default in Python 3.14, import the script again
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()

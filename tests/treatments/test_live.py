@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+from multiprocessing import context
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_perf.errors import TreatmentError
+from lightning_perf.live import LiveTreatments
 from lightning_perf.seams import logged_metadata
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import all_treatments, parse, parse_all
@@ -196,6 +199,26 @@ def test_nothing_changes_when_one_of_several_loaders_cannot_be_rebuilt() -> None
     assert seen[0][0] is plain
     assert seen[0][1] is other
     assert "process_dataloader" not in vars(trainer.strategy)
+
+
+def test_loader_is_kept_when_its_workers_would_import_the_script_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(context._default_context, "_actual_context", spawn)  # type: ignore[attr-defined]
+    trainer, plain = Trainer(**QUIET, max_epochs=2), loader(8)
+    live = LiveTreatments(["loader-workers=1"])
+
+    class Applies(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                live.apply([("loader-workers=1", "PD101")], trainer, pl_module)
+
+    trainer.callbacks.append(Applies())
+    trainer.fit(Net(), plain)
+    assert trainer.current_epoch == 2
+    assert trainer.train_dataloader is plain
+    (applied,) = live.applied
+    assert applied.status == "refused"
+    assert applied.reason == "workers would be started by spawn, not by fork; set num_workers where the loader is made"
 
 
 def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_come_back() -> None:
