@@ -30,7 +30,7 @@ def check(session: Session) -> Diagnosis | None:
     steady, profile = steady_of(session), model_profile_of(session)
     found = required(profile.zeros if is_cpu_run(session) else None, "no product of mostly zeros was seen on a CPU")
     share = share_of_step(steady, found.total_s)
-    if share < LOW_SHARE:
+    if share < LOW_SHARE or not found.nonzero_fraction:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
     what = "multiplies" if found.is_product else "decomposes or inverts"
