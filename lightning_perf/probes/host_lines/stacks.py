@@ -17,6 +17,9 @@ from .calls import line_of
 _OURS = ("lightning_perf.probes.", "lightning_perf.seams.")
 
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # between a line that calls a module and its forward
+_FORWARD = "forward"  # other functions between it and a module's call are decorators
+_DECORATOR = "decorate_context"  # of torch.no_grad and the like
+_ROLES = (*_MODULE_CALLS, _FORWARD, _DECORATOR)
 
 OPERATOR = "operator"
 """Torch's own code, unless it loads data, saves files or schedules learning rates."""
@@ -78,12 +81,12 @@ class _Known(NamedTuple):
 
     Attributes:
         owner: As in ``Stack.leaf``; empty for PerfDoctor's own, skipped as in a run without PerfDoctor.
-        calls_module: Whether it stands between a line that calls a module and the module's forward.
+        role: Its name, if it calls modules, is a module's forward or decorates functions; else empty.
     """
 
     code: CodeType
     owner: str
-    calls_module: bool
+    role: str
 
 
 class StackReader:
@@ -104,11 +107,12 @@ class StackReader:
         running: Position | None = None
         below: CodeType | None = None
         inner: tuple[CodeType, dict[str, Any]] | None = None
+        forward: tuple[CodeType, dict[str, Any]] | None = None
         pending: list[Position] = []
         n_confirmed = 0
         is_below_lightning = False
         for code, offset, names in frames:
-            _, owner, calls_module = self._known.get(id(code)) or self._learn(code, names)
+            _, owner, role = self._known.get(id(code)) or self._learn(code, names)
             if not owner:
                 continue
             if not leaf:
@@ -130,8 +134,12 @@ class StackReader:
             elif owner == LIGHTNING:
                 n_confirmed = len(pending)  # frames outside of all of Lightning's only started the run
                 is_below_lightning = True
-            if not calls_module:
+            if not role:
                 inner = code, names
+            elif role == _FORWARD:
+                inner = forward = code, names
+            elif role != _DECORATOR and forward is not None:
+                inner, forward = forward, None
         if not is_below_lightning:
             return None
         return Stack(tuple(reversed(pending[:n_confirmed])), below if n_confirmed else None, leaf, running)
@@ -145,7 +153,7 @@ class StackReader:
             owner = _owner(file)
         if len(self._known) >= _MAX_CODES:
             self._known.clear()  # a training that compiles code in each step
-        known = self._known[id(code)] = _Known(code, owner, code.co_name in _MODULE_CALLS)
+        known = self._known[id(code)] = _Known(code, owner, code.co_name if code.co_name in _ROLES else "")
         return known
 
 

@@ -63,6 +63,11 @@ class TensorPlace(NamedTuple):
         """The last key that is a name."""
         return next((key for key in reversed(self.path) if type(key) is str), None)
 
+    @property
+    def owner(self) -> tuple[Any, ...]:
+        """The other keys: the same for tokens and their mask."""
+        return tuple(key for key in self.path if key != self.key)
+
 
 class Layout(NamedTuple):
     """Where batches of one structure have their tokens; None if unknown.
@@ -87,22 +92,25 @@ _PACKED = "packed sequences have no padding"
 _UNKNOWN = "batches have no attention_mask or lengths that are recognized, and no embedding has a padding_idx"
 
 
-def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
-    """Return where a batch has its tokens."""
+def layouts_of(batch: Any, embeddings: EmbeddingInfo) -> list[Layout]:
+    """Return where a batch has its tokens: one layout, or several, e.g. of queries and of passages."""
     places = list(_places(batch, (), _DEPTH, plain.search_limit()))
     packed = next((one for one in places if one.dtype is PackedSequence), None)
     if packed is not None:
-        return Layout(packed, basis=_PACKED)
+        return [Layout(packed, basis=_PACKED)]
     grids = [one for one in places if len(one.shape) >= 2]
-    named = [one for key in ID_KEYS for one in grids if one.key == key and one.dtype in _ID_DTYPES]
+    named = [[one for one in grids if one.key == key and one.dtype in _ID_DTYPES] for key in ID_KEYS]
     unnamed = [one for one in places[:1] if embeddings.has_embedding and one in grids and one.dtype in _ID_DTYPES]
-    masks = [one for one in grids if one.key == MASK_KEY and one.dtype in _MASK_DTYPES]
-    tokens = next(iter((*named, *masks, *unnamed)), None)
-    if tokens is None:
-        return Layout()
+    tokens = next((found for found in (*named, _masks(grids), unnamed) if found), [])
     if any(one.key in OFFSET_KEYS for one in places):
-        return Layout(tokens, basis=_PACKED)
-    for one in masks:
+        return [Layout(one, basis=_PACKED) for one in tokens] or [Layout()]
+    if len(tokens) > 1:  # each has a mask of its own
+        return [_layout_of(one, [each for each in places if each.owner == one.owner], embeddings) for one in tokens]
+    return [_layout_of(one, places, embeddings) for one in tokens] or [Layout()]
+
+
+def _layout_of(tokens: TensorPlace, places: list[TensorPlace], embeddings: EmbeddingInfo) -> Layout:
+    for one in _masks(places):
         if one.shape == tokens.shape:
             return Layout(tokens, one, basis=MASK_KEY)
     for one in places:
@@ -111,6 +119,10 @@ def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
     if embeddings.padding_id is None:
         return Layout(tokens, basis=_UNKNOWN)
     return Layout(tokens, tokens, embeddings.padding_id, f"padding id {embeddings.padding_id}")
+
+
+def _masks(places: list[TensorPlace]) -> list[TensorPlace]:
+    return [one for one in places if one.key == MASK_KEY and one.dtype in _MASK_DTYPES and len(one.shape) >= 2]
 
 
 def layout_by_values(batch: Any, layout: Layout) -> Layout:
@@ -201,8 +213,8 @@ class BatchUnits:
         function = self._guarded_function("tokens_fn")
         if function is not None:
             return function
-        place = layout_of(batch, self.embeddings).tokens
-        return None if place is None else lambda one: _n_tokens(plain.item_at(one, place.path))
+        paths = [one.tokens.path for one in layouts_of(batch, self.embeddings) if one.tokens is not None]
+        return (lambda one: sum(_n_tokens(plain.item_at(one, path)) for path in paths)) if paths else None
 
     def _guarded_function(self, name: str) -> Callable[[Any], int] | None:
         function = self._functions.get(name)
@@ -264,7 +276,8 @@ class TokensProbe(Probe):
         self._loop, self._units = run.loop, run.loop.units
         self._every = 1
         self._n_missed = 0  # batches without tokens or padding, one after the other
-        self._counted: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
+        self._counted: list[tuple[int, list[tuple[int, torch.Tensor]]]] = []  # step, and of each tensor with tokens
+        # the padded length and the tokens of each sequence
         self._basis = ""
         self._by_values: Layout | None = None  # of an earlier batch
         functions = {"batch_size_fn": run.options.batch_size_fn, "tokens_fn": run.options.tokens_fn}
@@ -282,19 +295,20 @@ class TokensProbe(Probe):
         self.next_step = step + self._every
         if self._loop.is_profiling:
             return
-        layout = layout_of(batch, self._units.embeddings)
-        if layout.padding is None and layout.basis != _PACKED:
-            layout = self._layout_by_values(batch, layout)
-        counted = _lengths(batch, layout)
-        self.missing["padding"] = layout.basis
-        if counted is None:  # as in most trainings: check ever more rarely
+        first, *others = layouts = layouts_of(batch, self._units.embeddings)
+        if first.padding is None and first.basis != _PACKED and not others:
+            layouts = [self._layout_by_values(batch, first)]
+        lengths = [_lengths(batch, one) for one in layouts]
+        counted = [one for one in lengths if one is not None]
+        self.missing["padding"] = layouts[lengths.index(None) if None in lengths else 0].basis
+        if None in lengths:  # as in most trainings: check ever more rarely
             self._n_missed += 1
             self.next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return
         self._n_missed = 0
-        self._basis = layout.basis
-        self._counted.append((step, *counted))
-        n_sequences = sum(len(one[2]) for one in self._counted)
+        self._basis = layouts[0].basis
+        self._counted.append((step, counted))
+        n_sequences = sum(len(lengths) for _, each in self._counted for _, lengths in each)
         if len(self._counted) >= MAX_BATCHES or n_sequences >= MAX_SEQUENCES:
             self._every *= 2
             self._counted = [one for one in self._counted if one[0] % self._every == 0]
@@ -316,24 +330,27 @@ class TokensProbe(Probe):
 
     def epoch_ends(self) -> None:
         """Read what was counted, which may wait for the device: only between epochs."""
-        self._counted = [(step, width, lengths.cpu()) for step, width, lengths in self._counted]
+        self._counted = [(step, [(width, lengths.cpu()) for width, lengths in each]) for step, each in self._counted]
 
     def before_report(self, is_last: bool) -> None:
         self.epoch_ends()
 
     def record(self) -> Padding | None:
         """Return the padding that was counted; on a device, up to the end of the last epoch."""
-        known = [(width, lengths.numpy()) for _, width, lengths in self._counted if lengths.device.type == "cpu"]
-        if not known:
+        batches = [each for _, each in self._counted if all(lengths.device.type == "cpu" for _, lengths in each)]
+        if not batches:
             return None
         self.missing.pop("padding", None)
+        known = [(width, lengths.numpy()) for each in batches for width, lengths in each]
         padded = sum(width * len(lengths) for width, lengths in known)
+        trimmed = sum(int(lengths.max()) * len(lengths) for _, lengths in known)
+        is_single = len(known) == len(batches)  # an order by the lengths in one tensor is none by those in another
         return Padding(
-            n_batches=len(known),
+            n_batches=len(batches),
             n_tokens=padded,
             n_padding=padded - sum(int(lengths.sum()) for _, lengths in known),
-            trimmed_tokens=sum(int(lengths.max()) * len(lengths) for _, lengths in known),
-            bucketed_tokens=_bucketed([lengths for _, lengths in known]),
+            trimmed_tokens=trimmed,
+            bucketed_tokens=_bucketed([lengths for _, lengths in known]) if is_single else trimmed,
             basis=self._basis,
         )
 

@@ -129,6 +129,34 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
 
 
+LIBRARY = """
+import torch
+
+def decorated(function):
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+class Layer(torch.nn.Module):
+    @decorated
+    def forward(self, function):
+        return function()
+
+@torch.no_grad()
+def update(function):
+    return function()
+"""
+
+
+@pytest.mark.parametrize(("called", "name"), [("Layer()", "forward"), ("update", "update")])
+def test_reader_names_the_function_when_a_library_decorates_it(called, name):
+    names = {"__name__": "library"}
+    exec(compile(LIBRARY, json.__file__, "exec"), names)
+    function = eval(called, names)
+    stack = stack_of(run_by_lightning(lambda: function(current)))
+    assert (len(stack.lines), stack.below.co_name) == (1, name)
+
+
 def planted(folder: Path, source: str, **names: Any) -> dict[str, Any]:
     """Run source code from a file, where its lines can be read; return its global names."""
     file = folder / "planted.py"

@@ -24,7 +24,7 @@ from lightning_perf.probes.model.tokens import (
     EmbeddingInfo,
     TokensProbe,
     layout_by_values,
-    layout_of,
+    layouts_of,
 )
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.records import Session
@@ -73,6 +73,8 @@ def geometric(n: int) -> Any:
         (LazyMapping(input_ids=IDS), 2, 8),
         ({"input_ids": IDS.reshape(1, 2, 4)}, 1, 8),
         ({"audio": torch.zeros(2, 4), "attention_mask": MASK}, 2, 8),
+        ({"query": {"input_ids": IDS}, "passage": {"input_ids": torch.ones(2, 9, dtype=torch.int64)}}, 2, 26),
+        ({"input_ids": IDS, "decoder_input_ids": IDS}, 2, 8),
         (pack_sequence([torch.arange(5), torch.arange(3)]), 2, 8),
         ((pack_sequence([torch.arange(5), torch.arange(3)]), torch.zeros(2)), 2, 8),
         (torch.zeros(2, 4), 2, None),
@@ -93,8 +95,8 @@ def test_samples_and_tokens_of_a_batch_are_read_from_shapes(batch: Any, n_sample
 
 
 def test_integers_are_no_tokens_when_no_embedding_looks_them_up() -> None:
-    assert layout_of(IDS, EmbeddingInfo()).tokens is None
-    assert layout_of({"input_ids": IDS}, EmbeddingInfo()).tokens is not None
+    assert layouts_of(IDS, EmbeddingInfo())[0].tokens is None
+    assert layouts_of({"input_ids": IDS}, EmbeddingInfo())[0].tokens is not None
 
 
 @pytest.mark.parametrize(
@@ -111,11 +113,11 @@ def test_integers_are_no_tokens_when_no_embedding_looks_them_up() -> None:
     ],
 )
 def test_padding_is_counted_from_what_the_batch_holds(batch: Any, basis: str) -> None:
-    assert layout_of(batch, EMBEDS).basis == basis
+    assert layouts_of(batch, EMBEDS)[0].basis == basis
 
 
 def test_padding_is_unknown_when_neither_batch_nor_model_has_it() -> None:
-    layout = layout_of({"input_ids": IDS}, EmbeddingInfo(True))
+    layout = layouts_of({"input_ids": IDS}, EmbeddingInfo(True))[0]
     assert layout.tokens is not None
     assert layout.padding is None
     assert "padding_idx" in layout.basis
@@ -147,7 +149,7 @@ LENGTHS = torch.tensor([8, 3, 6])
     ],
 )
 def test_sequences_of_floats_are_padded_behind_the_lengths_in_the_batch(batch: Any, dim: int | None) -> None:
-    found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(False)))
+    found = layout_by_values(batch, layouts_of(batch, EmbeddingInfo(False))[0])
     assert (found.dim if found.padding is not None else None) == dim
 
 
@@ -168,14 +170,37 @@ def test_few_tensors_of_a_batch_are_compared(monkeypatch: pytest.MonkeyPatch) ->
     compared: list[Any] = []
     monkeypatch.setattr(tokens, "_padded_dim", lambda items, lengths: compared.append(items))
     batch = [(torch.rand(3, 8), torch.tensor([8, 3, 6])) for _ in range(50)]
-    layout_by_values(batch, layout_of(batch, EmbeddingInfo(False)))
+    layout_by_values(batch, layouts_of(batch, EmbeddingInfo(False))[0])
     assert len(compared) == 16
 
 
 def test_padding_of_tokens_is_counted_by_lengths_without_a_name() -> None:
     batch = IDS, torch.tensor([3, 1])
-    found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(True)))
+    found = layout_by_values(batch, layouts_of(batch, EmbeddingInfo(True))[0])
     assert (found.basis, found.tokens.shape if found.tokens is not None else None) == ("lengths", (2, 4))
+
+
+@pytest.mark.parametrize(
+    "batch_of",
+    [
+        lambda short, full: {"query": short, "passage": full},
+        lambda short, full: [short, full],  # as sentence-transformers has them
+        lambda short, full: {key: [short[key], full[key]] for key in short},
+    ],
+)
+def test_padding_is_counted_in_all_inputs_of_a_batch(batch_of: Any) -> None:
+    short, full = ({"input_ids": IDS, "attention_mask": mask} for mask in (MASK, torch.ones_like(IDS)))
+    record = counting(4, lambda step: batch_of(short, full))[0].record()
+    assert (record.n_batches, record.n_tokens, record.n_padding) == (4, 4 * 16, 4 * 4)
+    assert (record.trimmed_tokens, record.bucketed_tokens) == (4 * 14, 4 * 14)
+
+
+def test_padding_is_unknown_when_it_is_in_one_input_of_a_batch() -> None:
+    probe, loop = probe_of()
+    loop.units.embeddings = EmbeddingInfo(True)
+    probe.step_begins({"query": {"input_ids": IDS, "attention_mask": MASK}, "passage": {"input_ids": IDS}})
+    assert probe.record() is None
+    assert "padding_idx" in probe.missing["padding"]
 
 
 class LanguageModel(LightningModule):
