@@ -40,7 +40,7 @@ from .thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from .user_lines import left_with_raised_thresholds, lines_of, whole_lines_of
+from .user_lines import left_with_raised_thresholds, lines_of
 from .wording import percent, place, site_of, size_text
 
 _SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
@@ -337,20 +337,6 @@ def worker_start_s(session: Session, stage: StageTimes) -> float:
     if restarting_loader(session) is None:
         return 0.0
     return min(first_waits_s(session, stage) + iterator_s(session, stage), phase_s(stage, "epoch_boundary"))
-
-
-def validation_start_s(session: Session, stage: StageTimes) -> tuple[float, int]:
-    """Return the seconds of the span in which iterators of validation started workers again, and their number."""
-    loaders = [one for one in session.settings.loaders if one.stage == "val" and one.num_workers]
-    is_created_again = bool(session.settings.trainer.reload_dataloaders_every_n_epochs)
-    if not loaders or is_created_again or any(one.persistent_workers is not False for one in loaders):
-        return 0.0, 0
-    if any(one.n_batches is None for one in loaders):  # then Lightning also fetches the first batch there
-        return 0.0, 0
-    found = [time for time in stage.named if (time.name, time.hook) == ("val_dataloader", "iter")]
-    lines = whole_lines_of(session, ("validation",), lambda line: line.entry == "__iter__")  # a sampler's
-    seconds = max(0.0, sum(time.share for time in found) * stage.span_s - sum(line.seconds for line in lines))
-    return min(seconds, phase_s(stage, "validation")), sum(time.n_calls for time in found)
 
 
 def n_boundaries(session: Session) -> int:

@@ -1,8 +1,9 @@
 """PD104: worker processes start again in every epoch."""
 
 from statistics import fmean
+from typing import NamedTuple
 
-from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
+from lightning_perf.records import Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, least_mean, loader_fix, make_finding, timed_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
@@ -10,12 +11,12 @@ from lightning_perf.rules.loader_signals import (
     n_boundaries,
     restarting_loader,
     start_waits,
-    validation_start_s,
     worker_start_s,
 )
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
+from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent
 
 
@@ -31,7 +32,7 @@ def preflight(session: Session) -> Finding | None:
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     loader = _restarting_loader(session)
-    val_s, n_validations = validation_start_s(session, steady)
+    n_validations, val_low_s, val_s = _validation_starts(session, steady)
     if loader is None and not val_s:
         return None
     waits, n = start_waits(steady), n_boundaries(session)
@@ -43,7 +44,7 @@ def check(session: Session) -> Finding | None:
         return None
     made_s, _ = in_process_of(session, steady)
     first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
-    low_s = min(first_low_s + created_s, spent_s) if loader is not None else val_s
+    low_s = min(first_low_s + created_s, spent_s) if loader is not None else val_low_s
     parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
     parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
     n_workers = max(one.num_workers or 0 for one in ([loader] if loader is not None else loaders_of(session, "val")))
@@ -69,6 +70,40 @@ def check(session: Session) -> Finding | None:
             else f"{number_of(n_validations, 'start')} timed"
         ),
     )
+
+
+class _ValidationStarts(NamedTuple):
+    """Starts of validation's workers in the steady span: how many, and the seconds that they took at least and at most.
+
+    A first batch takes longer than a usual one since workers start, and since it has to be made. The latter takes at
+    most as many batches' time as there are workers.
+    """
+
+    n: int
+    low_s: float
+    high_s: float
+
+
+def _validation_starts(session: Session, stage: StageTimes) -> _ValidationStarts:
+    """Return the starts of validation's workers; none if they persist, or if that is not known."""
+    loaders = [one for one in session.settings.loaders if one.stage == "val" and one.num_workers]
+    is_created_again = bool(session.settings.trainer.reload_dataloaders_every_n_epochs)
+    if not loaders or is_created_again or any(one.persistent_workers is not False for one in loaders):
+        return _ValidationStarts(0, 0.0, 0.0)
+    if any(one.n_batches is None for one in loaders):  # then Lightning also fetches the first batch there
+        return _ValidationStarts(0, 0.0, 0.0)
+    found = [time for time in stage.named if (time.name, time.hook) == ("val_dataloader", "iter")]
+    lines = whole_lines_of(session, ("validation",), lambda line: line.entry == "__iter__")  # a sampler's
+    created_s = max(0.0, sum(time.share for time in found) * stage.span_s - sum(line.seconds for line in lines))
+    n, validation = sum(time.n_calls for time in found), session.validation
+    waits = start_waits(validation) if validation is not None else ()
+    low_s = high_s = created_s
+    if waits and validation is not None:
+        made_s = max(one.num_workers or 0 for one in loaders) * validation.step_s.mean
+        low_s += n * max(0.0, least_mean(waits) - made_s)
+        high_s += n * fmean(waits)
+    most_s = phase_s(stage, "validation")
+    return _ValidationStarts(n, min(low_s, most_s), min(high_s, most_s))
 
 
 def _restarting_loader(session: Session) -> LoaderSettings | None:
