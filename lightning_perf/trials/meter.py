@@ -32,8 +32,9 @@ _MIN_EPOCHS = 3  # for figures of whole epochs
 class MeterHooks:
     """Counts and times optimizer steps; ``finish`` is called on rank 0 with the result.
 
-    The clock is read once per batch; a device is only synchronized at the end of a block of ``block_steps``. Unusual
-    steps are left out: the first of an epoch, and those with a validation or a checkpoint. The wall time includes them.
+    The clock is read once per batch; a device is only synchronized at the end of a block, of ``block_steps`` or of
+    ``BLOCK_S``. Unusual steps are left out: the first of an epoch, and those with a validation or a checkpoint. The
+    wall time includes them.
     """
 
     measures_bare_loop = True
@@ -178,7 +179,8 @@ class MeterHooks:
         block = self.job.block_steps or BLOCK_STEPS
         has_saved = self.outputs is not None and self.outputs.has_saved_checkpoint
         is_first = self._is_unusual or has_saved  # a group that has begun is dropped: it contains more than steps
-        if not is_first and self.n_steps - self._group_from < block:
+        is_long = time.perf_counter_ns() - self._last_ns >= BLOCK_S * 1e9
+        if not is_first and not is_long and self.n_steps - self._group_from < block:
             return
         synchronize(self._device)
         now = time.perf_counter_ns()
