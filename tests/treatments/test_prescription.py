@@ -86,8 +86,9 @@ def test_code_is_python_and_yaml_is_yaml_when_any_treatment_is_written(treatment
     msgspec.json.encode((written.trainer_flags, written.loader_args))
 
 
-def session_of(loader: LoaderSettings, accumulate: int) -> object:
-    settings = Settings(trainer=TrainerSettings(accumulate_grad_batches=accumulate), loaders=(loader,))
+def session_of(loader: LoaderSettings, accumulate: int, is_automatic: bool = True) -> object:
+    trainer = TrainerSettings(accumulate_grad_batches=accumulate, is_automatic_optimization=is_automatic)
+    settings = Settings(trainer=trainer, loaders=(loader,))
     return msgspec.structs.replace(SESSION, settings=settings)
 
 
@@ -103,6 +104,12 @@ def test_batch_size_keeps_the_samples_of_a_step_when_accumulation_allows(
 
     assert written.loader_args == {"batch_size": batch_size}
     assert written.trainer_flags.get("accumulate_grad_batches") == kept
+
+
+def test_accumulation_is_not_written_for_manual_optimization_which_lightning_refuses() -> None:
+    loader = LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8)
+    written = prescription([parse("batch-size=4")], session_of(loader, 1, is_automatic=False))
+    assert (written.trainer_flags, written.loader_args) == ({}, {"batch_size": 4})
 
 
 @pytest.mark.parametrize("text", ["accumulate=8,batch-size=x2", "batch-size=x2,accumulate=8"])
