@@ -44,6 +44,19 @@ def test_one_strategy_is_written_when_several_treatments_change_it() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ("ddp-bucket-view", {"find_unused_parameters": True, "gradient_as_bucket_view": True}),
+        ("ddp-bucket-view,ddp-find-unused-off", {"find_unused_parameters": False, "gradient_as_bucket_view": True}),
+    ],
+)
+def test_strategy_is_written_with_the_arguments_that_the_user_set(texts: str, expected: dict[str, bool]) -> None:
+    settings = Settings(trainer=TrainerSettings(strategy="DDPStrategy", find_unused_parameters=True))
+    written = prescription(parse_all(texts), msgspec.structs.replace(SESSION, settings=settings))
+    assert yaml.safe_load(written.yaml)["trainer"]["strategy"]["init_args"] == expected
+
+
 def test_strategy_is_written_with_its_policy_when_fsdp_checkpoints() -> None:
     code = prescription(parse_all("fsdp-checkpointing")).code
     assert "from lightning.pytorch.strategies import FSDPStrategy\n" in code
