@@ -248,6 +248,7 @@ class MeterHooks:
             if blocks.means_s:
                 per_s = per_step / (sum(blocks.means_s) / len(blocks.means_s))
         is_cuda = self._device.type == "cuda"
+        edges = [steps for _, steps in self._epoch_edges]
         return Result(
             status="failed" if self._bad_loss else "ok",
             reason=self._bad_loss,
@@ -269,6 +270,7 @@ class MeterHooks:
             usual_step_s=statistics.median(self.step_ns[len(self.step_ns) // 2 :]) / 1e9 if self.step_ns else None,
             train_s=(self._ended_ns - self._started_ns) / 1e9,
             epochs=self.n_epochs,
+            epoch_steps=(edges[-1] - edges[0]) / (len(edges) - 1) if len(edges) > 1 else None,
             world_size=world_size,
             planned_steps=_planned_steps(trainer),
         )

@@ -58,6 +58,11 @@ def test_batches_are_the_steps_when_there_is_no_optimizer(tmp_path: Path) -> Non
     assert not result.is_whole
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(40, None), (75, 40)])
+def test_steps_of_an_epoch_are_known_when_the_next_one_began(tmp_path: Path, steps: int, expected: float) -> None:
+    assert metered(tmp_path, Net(), steps).epoch_steps == expected
+
+
 def test_steps_are_those_of_the_optimizer_when_gradients_are_accumulated(tmp_path: Path) -> None:
     result = metered(tmp_path, Net(), steps=30, accumulate_grad_batches=2)
     assert (result.n_steps, result.n_batches, result.batches_per_step) == (30, 60, 2)
