@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from lightning_perf.arguments import checked_schedule, checked_window
-from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.records import Session
 from lightning_perf.treatments.applier import Applier
@@ -32,11 +31,7 @@ class RunMode:
         self.applier = Applier(parse_all(job.specs), self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        try:
-            return self.applier.change_trainer_arguments(arguments)
-        except TreatmentError as error:
-            self.cannot_treat(error)
-            return arguments
+        return self.applier.change_trainer_arguments(arguments)
 
     def built(self, trainer: Any, namespace: str) -> None:
         if self.job.with_doctor:
