@@ -52,10 +52,10 @@ class RunMode:
         warn(f"{what}: {describe(error)}")
 
     def _confirm(self, trainer: Any) -> None:
-        """Report what was applied, and to which loaders."""
+        """Report what was applied, and which loaders are unchanged."""
         if self._has_failed or not trainer.is_global_zero:
             return
-        where = " to the training loader; other loaders are unchanged" if self.applier.changes_loaders else ""
+        where = "; loaders other than the training loader are unchanged" if self.applier.changes_loaders else ""
         warn(f"applied {', '.join(spec.text for spec in self.applier.specs)}{where}")
 
 
