@@ -16,7 +16,8 @@ class Applier:
 
     Args:
         specs: The treatments.
-        refused: Called with the error if a loader cannot be rebuilt, which the training then keeps; None to raise it.
+        refused: Called with the error if arguments of the Trainer or a loader cannot be changed, which the training
+            then keeps; None to raise it.
         check_loader: Called with each training loader and its new arguments before it is rebuilt; raises an error to
             refuse.
         without: Loader arguments that ``apply_live`` does not change; ``set_up`` ignores this.
@@ -36,9 +37,16 @@ class Applier:
         check_together(self.specs)
         self._refused, self._check_loader, self._without = refused, check_loader, without
         self._undos = seams.Undos()
-        self._loader_dependent = [spec for spec in self.specs if spec.treatment.needs_loader]
-        self._independent = [spec for spec in self.specs if not spec.treatment.needs_loader]
+        self._applied = self.specs
         self._is_trainer_adapted = False
+
+    @property
+    def _loader_dependent(self) -> list[TreatmentSpec]:
+        return [spec for spec in self._applied if spec.treatment.needs_loader]
+
+    @property
+    def _independent(self) -> list[TreatmentSpec]:
+        return [spec for spec in self._applied if not spec.treatment.needs_loader]
 
     @property
     def changes_loaders(self) -> bool:
@@ -51,10 +59,21 @@ class Applier:
         Raises:
             TreatmentError: The arguments conflict with a treatment.
         """
-        changed = dict(arguments)
+        changed, refused = dict(arguments), []
         for spec in self.specs:
-            spec.treatment.change_trainer_arguments(spec.value, changed, self._undos)
+            try:
+                spec.treatment.change_trainer_arguments(spec.value, changed, self._undos)
+            except TreatmentError as error:
+                if self._refused is None:
+                    raise
+                self._refused(error)
+                refused.append(spec)
+        self._applied = tuple(spec for spec in self.specs if spec not in refused)
         return changed
+
+    def apply_nothing(self) -> None:
+        """Apply no treatment to this Trainer, which rejects the changed arguments."""
+        self._applied = ()
 
     def set_up(self, trainer: Any, module: Any) -> None:
         """Apply the treatments in the callback hook ``setup``; do nothing outside ``fit``.
@@ -92,7 +111,7 @@ class Applier:
                 lambda loader: self._rebuilt(loader, arguments, is_live=True),
                 self._undos,
             )
-        for spec in self.specs:
+        for spec in self._applied:
             spec.treatment.apply_live(spec.value, trainer, module, self._undos)
 
     def undo(self) -> None:
@@ -132,7 +151,7 @@ class Applier:
     def _each(self, apply: Callable[[TreatmentSpec], None]) -> None:
         """Apply every treatment; raise the errors afterwards, so that training may go on with the others."""
         errors: list[Exception] = []
-        for spec in self.specs:
+        for spec in self._applied:
             try:
                 apply(spec)
             except Exception as error:  # noqa: BLE001 - raised when the others are done

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf import seams
 from lightning_perf.loader_kinds import inner_loader
-from lightning_perf.records import LoaderSettings, Session
+from lightning_perf.records import LoaderSettings, Session, TrainerSettings
 
 from .treatment import Treatment, whole_cores_per_rank
 
@@ -177,8 +177,9 @@ class BatchSize(LoaderTreatment):
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         batch_size = _batch_size(session)
-        accumulated = session.settings.trainer.accumulate_grad_batches if session is not None else None
-        if batch_size is None or accumulated is None:
+        trainer = session.settings.trainer if session is not None else TrainerSettings()
+        accumulated = trainer.accumulate_grad_batches
+        if batch_size is None or accumulated is None or trainer.is_automatic_optimization is False:
             return {}
         kept = _accumulation(accumulated, batch_size, _resized(value, batch_size))
         return {} if kept in (None, accumulated) else {"accumulate_grad_batches": kept}
@@ -200,7 +201,7 @@ class BatchSize(LoaderTreatment):
     def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: seams.Undos) -> None:
         sizes = (inner_loader(loader).batch_size for loader in (before, after))
         kept = _accumulation(trainer.accumulate_grad_batches, *sizes)
-        if kept is not None:
+        if kept is not None and trainer.lightning_module.automatic_optimization:  # else Lightning accumulates nothing
             seams.change_attribute(trainer, "accumulate_grad_batches", kept, undos)
 
 

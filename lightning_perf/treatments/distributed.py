@@ -57,6 +57,9 @@ class DdpStaticGraph(DdpTreatment):
     argument = "static_graph"
 
 
+DDP_ARGUMENTS = tuple(kind.argument for kind in DdpTreatment.__subclasses__())
+
+
 class Fsdp(Treatment):
     id = "fsdp"
     safety = "numerics"

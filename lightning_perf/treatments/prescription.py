@@ -12,6 +12,7 @@ from lightning_perf.records import Prescription, Session
 from lightning_perf.records.selection import merged
 
 from .data import train_loaders
+from .distributed import DDP_ARGUMENTS
 from .specs import TreatmentSpec, find, with_default
 
 
@@ -57,6 +58,9 @@ def prescription(
         environment.update(treatment.environment(value))
         statements += filter(None, [treatment.statements(value)])
     loader = {name: value for name, value in loader.items() if name not in without}
+    if "strategy" in objects and session is not None:
+        own = {name: True for name in DDP_ARGUMENTS if getattr(session.settings.trainer, name)}
+        objects["strategy"]["init_args"] = {**own, **objects["strategy"]["init_args"]}  # it replaces the user's
     trainer = {**flags, **objects}
     lines: list[str] = []
     if environment:

@@ -58,7 +58,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         "_iterator": None,
     }
     if n_workers == 0:
-        wanted["_DataLoader__multiprocessing_context"] = None
+        wanted |= {"_DataLoader__multiprocessing_context": None, "timeout": 0}  # neither is allowed without workers
     if "batch_size" in arguments:
         wanted["batch_size"] = arguments["batch_size"]
         wanted["batch_sampler"] = _batch_sampler(loader, arguments["batch_size"])

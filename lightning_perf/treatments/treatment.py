@@ -2,6 +2,7 @@
 
 import os
 import re
+from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 from lightning_perf.cgroups import read_usable_cores
@@ -164,9 +165,14 @@ def require_uncompiled(treatment: str, module: Any) -> None:
     """Refuse a live treatment that would make ``torch.compile`` compile the module again.
 
     Raises:
-        TreatmentError: The module, or a part of it, is compiled.
+        TreatmentError: The module, a part of it, or one of their methods is compiled.
     """
-    if any(type(one).__name__ == "OptimizedModule" or one.__dict__.get("_compiler_ctx") for one in module.modules()):
+    parts = list(module.modules())
+    owners = {*parts, *(cls for kind in set(map(type, parts)) for cls in kind.__mro__)}
+    values = (getattr(value, "__func__", value) for owner in owners for value in vars(owner).values())
+    if any(isinstance(value, FunctionType) and "_torchdynamo_orig_callable" in vars(value) for value in values) or any(
+        type(part).__name__ == "OptimizedModule" or vars(part).get("_compiled_call_impl") for part in parts
+    ):
         raise TreatmentError(f"{treatment} would have torch.compile compile the module again")
 
 

@@ -94,7 +94,8 @@ class TrainerWrapper:
                     raise_if_from_signal(error)
                     if changed == kwargs or not self.job.specs:
                         raise
-                    self.mode.cannot_treat(error, "Trainer rejects the treatment's arguments")
+                    self.mode.cannot_treat(error, "Trainer rejects the treatments' arguments, so none is applied")
+                    self.mode.applier.apply_nothing()
                     original(trainer, **kwargs)
                 note(self.job, "trainer")
                 self._guarded(lambda: self.mode.built(trainer, self.namespace), None)

@@ -75,6 +75,7 @@ class Result(Record, frozen=True, kw_only=True):
         usual_step_s: Median of the later half of the timed steps, steady or not; None without any.
         train_s: Seconds from the start of the first batch to the end of the last.
         epochs: Epochs that ended.
+        epoch_steps: Mean optimizer steps of a whole epoch; None if less than two epochs began.
         planned_steps: Optimizer steps of the whole training; None if unknown.
         is_whole: Whether training reached its own end.
         missing: By field, why it has no value: only ``block_means_s``.
@@ -99,6 +100,7 @@ class Result(Record, frozen=True, kw_only=True):
     usual_step_s: float | None = None
     train_s: float = 0.0
     epochs: int = 0
+    epoch_steps: float | None = None
     planned_steps: int | None = None
     world_size: int = 1
     samples_per_step: float | None = None

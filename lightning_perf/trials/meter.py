@@ -32,8 +32,9 @@ _MIN_EPOCHS = 3  # for figures of whole epochs
 class MeterHooks:
     """Counts and times optimizer steps; ``finish`` is called on rank 0 with the result.
 
-    The clock is read once per batch; a device is only synchronized at the end of a block of ``block_steps``. Unusual
-    steps are left out: the first of an epoch, and those with a validation or a checkpoint. The wall time includes them.
+    The clock is read once per batch; a device is only synchronized at the end of a block, of ``block_steps`` or of
+    ``BLOCK_S``. Unusual steps are left out: the first of an epoch, and those with a validation or a checkpoint. The
+    wall time includes them.
     """
 
     measures_bare_loop = True
@@ -178,7 +179,8 @@ class MeterHooks:
         block = self.job.block_steps or BLOCK_STEPS
         has_saved = self.outputs is not None and self.outputs.has_saved_checkpoint
         is_first = self._is_unusual or has_saved  # a group that has begun is dropped: it contains more than steps
-        if not is_first and self.n_steps - self._group_from < block:
+        is_long = time.perf_counter_ns() - self._last_ns >= BLOCK_S * 1e9
+        if not is_first and not is_long and self.n_steps - self._group_from < block:
             return
         synchronize(self._device)
         now = time.perf_counter_ns()
@@ -246,6 +248,7 @@ class MeterHooks:
             if blocks.means_s:
                 per_s = per_step / (sum(blocks.means_s) / len(blocks.means_s))
         is_cuda = self._device.type == "cuda"
+        edges = [steps for _, steps in self._epoch_edges]
         return Result(
             status="failed" if self._bad_loss else "ok",
             reason=self._bad_loss,
@@ -267,6 +270,7 @@ class MeterHooks:
             usual_step_s=statistics.median(self.step_ns[len(self.step_ns) // 2 :]) / 1e9 if self.step_ns else None,
             train_s=(self._ended_ns - self._started_ns) / 1e9,
             epochs=self.n_epochs,
+            epoch_steps=(edges[-1] - edges[0]) / (len(edges) - 1) if len(edges) > 1 else None,
             world_size=world_size,
             planned_steps=_planned_steps(trainer),
         )

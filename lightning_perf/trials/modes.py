@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from lightning_perf.arguments import checked_schedule, checked_window
-from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.records import Session
 from lightning_perf.treatments.applier import Applier
@@ -32,11 +31,7 @@ class RunMode:
         self.applier = Applier(parse_all(job.specs), self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        try:
-            return self.applier.change_trainer_arguments(arguments)
-        except TreatmentError as error:
-            self.cannot_treat(error)
-            return arguments
+        return self.applier.change_trainer_arguments(arguments)
 
     def built(self, trainer: Any, namespace: str) -> None:
         if self.job.with_doctor:
@@ -57,10 +52,10 @@ class RunMode:
         warn(f"{what}: {describe(error)}")
 
     def _confirm(self, trainer: Any) -> None:
-        """Report what was applied, and to which loaders."""
+        """Report what was applied, and which loaders are unchanged."""
         if self._has_failed or not trainer.is_global_zero:
             return
-        where = " to the training loader; other loaders are unchanged" if self.applier.changes_loaders else ""
+        where = "; loaders other than the training loader are unchanged" if self.applier.changes_loaders else ""
         warn(f"applied {', '.join(spec.text for spec in self.applier.specs)}{where}")
 
 

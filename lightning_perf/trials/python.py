@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning_perf.trials.trial import SEED, Options, run_trial
 
 
 def trial(
-    command: str | Sequence[str] | Callable[[], Any] | None = None,
+    command: str | Sequence[str | PathLike[str]] | Callable[[], Any] | None = None,
     treatments: str | Sequence[str] = (),
     *,
     make_trainer: Callable[[], Any] | None = None,
@@ -73,7 +73,7 @@ def trial(
     words = shlex.split(command) if isinstance(command, str) else command if is_command else (_name(command),)
     names = treatments if isinstance(treatments, str) else ",".join(treatments)
     options = Options(
-        command=tuple(words),  # type: ignore[arg-type]
+        command=tuple(map(fspath, words)),  # type: ignore[arg-type]
         tries=tuple(dict.fromkeys(parse(one).text for one in names.split(",") if one.strip())),
         steps=steps,
         repeats=repeats,

@@ -58,11 +58,11 @@ def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs:
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
     block = min(BLOCK_STEPS, math.ceil(BLOCK_S / step_s))
-    epoch_steps = math.ceil(result.n_steps / max(1, result.epochs))
+    epoch_steps = math.ceil(result.epoch_steps or result.n_steps / max(1, result.epochs))
     n_epochs = EPOCHS if steps is None else steps // epoch_steps
     if result.is_whole:
         n_epochs = min(n_epochs, result.epochs)
-    epochs_s = n_epochs * result.train_s / max(1, result.epochs)
+    epochs_s = n_epochs * epoch_steps * result.train_s / max(1, result.n_steps)
     has_epochs = wants_epochs and result.epochs > 0 and n_epochs >= MIN_EPOCHS and (steps or epochs_s <= MAX_EPOCHS_S)
     least = 2 * block + (result.steady_from or 1)
     if steps is None:

@@ -32,7 +32,7 @@ def test_training_completes_with_its_own_outputs_and_a_session(tmp_path: Path) -
     done = run(tmp_path, "--out", "seen", "--with", "log-every-n=11,loader-workers=0", "--", *script)
     assert done.returncode == 0, done.stderr
     assert "11 trained to the end" in done.stdout
-    confirmed = "lightning-perf: applied log-every-n=11, loader-workers=0 to the training loader; other loaders are"
+    confirmed = "lightning-perf: applied log-every-n=11, loader-workers=0; loaders other than the training loader are"
     assert confirmed in done.stderr
     assert "PerfDoctor  " in done.stdout
     session = load(tmp_path / "seen")

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +195,30 @@ def test_training_continues_with_its_own_loader_when_a_treatment_is_rejected() -
     assert done.trainer.log_every_n_steps == 3
     assert len(done.losses) == 12
     assert ["overrides __iter__" in str(error) for error in told] == [True]
+
+
+FITTING = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+
+
+def test_treatments_are_applied_without_one_that_the_arguments_exclude(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    told: list[Exception] = []
+    applier = Applier(parse_all("cudnn-benchmark,log-every-n=3"), told.append)
+    given = {"deterministic": True}
+    assert applier.change_trainer_arguments(given) == {**given, "log_every_n_steps": 3}
+    assert ["deterministic" in str(error) for error in told] == [True]
+    applier.set_up(FITTING, Net())
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_nothing_is_applied_when_the_trainer_rejects_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    applier = Applier(parse_all("batch-size=x2,cudnn-benchmark,loader-workers=1"))
+    applier.change_trainer_arguments({})
+    applier.apply_nothing()
+    assert not applier.changes_loaders
+    applier.set_up(FITTING, Net())
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_training_goes_on_with_its_own_batches_when_their_size_cannot_be_changed() -> None:

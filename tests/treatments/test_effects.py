@@ -151,6 +151,17 @@ def test_batch_is_resized_and_the_samples_of_a_step_kept_when_accumulation_allow
     assert done.trainer.accumulate_grad_batches == accumulated
 
 
+def test_manual_optimization_accumulates_nothing_when_the_batch_is_resized() -> None:
+    class Manual(Net):
+        """Trains without automatic optimization."""
+
+        automatic_optimization = False
+
+    done = train("batch-size=2", module=Manual, max_epochs=1, look=lambda t, _: t.accumulate_grad_batches)
+    assert {len(batch) for batch in done.module.batches} == {2}
+    assert done.seen == 1
+
+
 def test_metrics_are_logged_every_n_steps(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     train("log-every-n=3", logger=logger, log_every_n_steps=1, max_epochs=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing import context
 from types import SimpleNamespace
 from typing import Any
@@ -102,10 +103,28 @@ def test_images_are_in_channels_last_format_from_the_next_epoch_on_and_weights_a
     assert module.convolution.weight.is_contiguous()
 
 
-@pytest.mark.parametrize("texts", ["channels-last", "deterministic-off"])
-def test_compiled_modules_are_left_as_they_are(texts: str) -> None:
-    module = Images()
+def wrapped(module: Images) -> None:
     module.convolution = torch.compile(module.convolution, backend="eager")
+
+
+def in_place(module: Images) -> None:
+    module.convolution.compile(backend="eager")
+
+
+def method(module: Images) -> None:
+    class Decorated(torch.nn.Conv2d):
+        """A layer with a compiled method."""
+
+        forward = torch.compile(torch.nn.Conv2d.forward, backend="eager")
+
+    module.convolution.__class__ = Decorated
+
+
+@pytest.mark.parametrize("compiled", [wrapped, in_place, method])
+@pytest.mark.parametrize("texts", ["channels-last", "deterministic-off"])
+def test_compiled_modules_are_left_as_they_are(texts: str, compiled: Callable[[Images], None]) -> None:
+    module = Images()
+    compiled(module)
     with pytest.raises(Exception, match="compile the module again"):
         Applier([parse(texts)]).apply_live(SimpleNamespace(optimizers=[]), module)
 

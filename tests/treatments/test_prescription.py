@@ -44,6 +44,19 @@ def test_one_strategy_is_written_when_several_treatments_change_it() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ("ddp-bucket-view", {"find_unused_parameters": True, "gradient_as_bucket_view": True}),
+        ("ddp-bucket-view,ddp-find-unused-off", {"find_unused_parameters": False, "gradient_as_bucket_view": True}),
+    ],
+)
+def test_strategy_is_written_with_the_arguments_that_the_user_set(texts: str, expected: dict[str, bool]) -> None:
+    settings = Settings(trainer=TrainerSettings(strategy="DDPStrategy", find_unused_parameters=True))
+    written = prescription(parse_all(texts), msgspec.structs.replace(SESSION, settings=settings))
+    assert yaml.safe_load(written.yaml)["trainer"]["strategy"]["init_args"] == expected
+
+
 def test_strategy_is_written_with_its_policy_when_fsdp_checkpoints() -> None:
     code = prescription(parse_all("fsdp-checkpointing")).code
     assert "from lightning.pytorch.strategies import FSDPStrategy\n" in code
@@ -86,8 +99,9 @@ def test_code_is_python_and_yaml_is_yaml_when_any_treatment_is_written(treatment
     msgspec.json.encode((written.trainer_flags, written.loader_args))
 
 
-def session_of(loader: LoaderSettings, accumulate: int) -> object:
-    settings = Settings(trainer=TrainerSettings(accumulate_grad_batches=accumulate), loaders=(loader,))
+def session_of(loader: LoaderSettings, accumulate: int, is_automatic: bool = True) -> object:
+    trainer = TrainerSettings(accumulate_grad_batches=accumulate, is_automatic_optimization=is_automatic)
+    settings = Settings(trainer=trainer, loaders=(loader,))
     return msgspec.structs.replace(SESSION, settings=settings)
 
 
@@ -103,6 +117,12 @@ def test_batch_size_keeps_the_samples_of_a_step_when_accumulation_allows(
 
     assert written.loader_args == {"batch_size": batch_size}
     assert written.trainer_flags.get("accumulate_grad_batches") == kept
+
+
+def test_accumulation_is_not_written_for_manual_optimization_which_lightning_refuses() -> None:
+    loader = LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8)
+    written = prescription([parse("batch-size=4")], session_of(loader, 1, is_automatic=False))
+    assert (written.trainer_flags, written.loader_args) == ({}, {"batch_size": 4})
 
 
 @pytest.mark.parametrize("text", ["accumulate=8,batch-size=x2", "batch-size=x2,accumulate=8"])

@@ -164,7 +164,7 @@ def test_worker_init_fn_runs_when_workers_were_added(tmp_path: Any) -> None:
 
 
 def test_what_needs_workers_is_dropped_when_workers_are_taken_away() -> None:
-    old = loader(num_workers=2, prefetch_factor=4, persistent_workers=True, multiprocessing_context="fork")
+    old = loader(num_workers=2, prefetch_factor=4, persistent_workers=True, multiprocessing_context="fork", timeout=60)
     new = rebuilt(old, {"num_workers": 0})
 
     assert (new.num_workers, new.prefetch_factor, new.persistent_workers) == (0, None, False)

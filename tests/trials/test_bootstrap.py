@@ -121,7 +121,9 @@ def test_run_continues_unchanged_when_trainer_rejects_a_treatment(work: Path, tm
     refused = run(work, environment)
     assert refused.returncode == 0
     assert "the rest of the script" in refused.stdout
-    assert "Trainer rejects the treatment's arguments: ValueError: no such precision" in refused.stderr
+    assert (
+        "Trainer rejects the treatments' arguments, so none is applied: ValueError: no such precision" in refused.stderr
+    )
 
 
 def test_run_continues_after_one_line_when_its_mode_raises(work: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_perf.trials import meter
 from lightning_perf.trials.inject_callbacks import callback_class
 from lightning_perf.trials.job import Job, Result
 from lightning_perf.trials.meter import MeterHooks, _epochs_between_validations, _peak_host_bytes, _planned_steps
@@ -36,15 +37,15 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01) if self.has_optimizer else None
 
 
-def metered(folder: Path, net: Net, steps: int, **arguments: Any) -> Result:
+def metered(folder: Path, net: Net, steps: int, hooks: type = MeterHooks, **arguments: Any) -> Result:
     """Return the result of a short training."""
     results: list[Result] = []
-    meter = callback_class(MeterHooks, "lightning.pytorch")(
+    callback = callback_class(hooks, "lightning.pytorch")(
         Job(mode="trial", folder=str(folder), steps=steps), results.append
     )
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     trainer = Trainer(
-        accelerator="cpu", max_epochs=3, enable_checkpointing=False, callbacks=[meter], **quiet, **arguments
+        accelerator="cpu", max_epochs=3, enable_checkpointing=False, callbacks=[callback], **quiet, **arguments
     )
     trainer.fit(net, DataLoader(TensorDataset(torch.ones(80, 4)), batch_size=2))
     (result,) = results
@@ -57,11 +58,39 @@ def test_batches_are_the_steps_when_there_is_no_optimizer(tmp_path: Path) -> Non
     assert not result.is_whole
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(40, None), (75, 40)])
+def test_steps_of_an_epoch_are_known_when_the_next_one_began(tmp_path: Path, steps: int, expected: float) -> None:
+    assert metered(tmp_path, Net(), steps).epoch_steps == expected
+
+
 def test_steps_are_those_of_the_optimizer_when_gradients_are_accumulated(tmp_path: Path) -> None:
     result = metered(tmp_path, Net(), steps=30, accumulate_grad_batches=2)
     assert (result.n_steps, result.n_batches, result.batches_per_step) == (30, 60, 2)
     assert result.samples_per_step == 4
     assert result.planned_steps == 60
+
+
+def test_long_steps_of_an_asynchronous_device_are_timed_after_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asynchronous(MeterHooks):
+        """Measures as on an accelerator."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            super().on_train_start(trainer, pl_module)
+            self._is_async = True
+
+    class Long(Net):
+        """Takes half a second of the clock per step."""
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            now_ns[0] += 500_000_000
+            return super().training_step(batch, batch_idx)
+
+    now_ns = [0]
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    result = metered(tmp_path, Long(), steps=16, hooks=Asynchronous)
+    assert set(result.block_means_s) == {0.5}
 
 
 def test_planned_steps_are_unknown_without_a_limit_and_when_lightning_cannot_know() -> None:

@@ -208,7 +208,7 @@ def test_factories_are_diagnosed_measured_and_saved(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("command", ["python train.py --lr '1 2'", ["python", "train.py", "--lr", "1 2"]])
+@pytest.mark.parametrize("command", ["python train.py --lr '1 2'", ["python", Path("train.py"), "--lr", "1 2"]])
 def test_command_runs_what_the_command_line_runs(
     command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

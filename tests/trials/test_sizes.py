@@ -51,6 +51,8 @@ def test_run_holds_ten_epochs_when_they_are_to_be_measured() -> None:
         ({"epochs": 2, "train_s": 30.0}, None, "steps"),
         ({"epochs": 2, "train_s": 30.0}, 900, "wall"),
         ({"epochs": 2}, 600, "steps"),
+        ({"epochs": 2, "epoch_steps": 105}, 600, "wall"),
+        ({"epochs": 2, "epoch_steps": 105, "train_s": 30.0}, None, "wall"),
         ({"epochs": 5, "is_whole": True}, None, "wall"),
         ({"epochs": 4, "is_whole": True}, None, "steps"),
     ],

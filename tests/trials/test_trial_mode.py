@@ -220,7 +220,7 @@ def test_error_of_the_scripts_own_trainer_reaches_the_script(tmp_path: Path, mon
         built(msgspec.structs.replace(job, specs=("precision-fp16",)), reject)
     result = read_result(tmp_path)
     assert result is not None
-    assert result.reason == "Trainer rejects the treatment's arguments: ValueError: no GPU"
+    assert result.reason == "Trainer rejects the treatments' arguments, so none is applied: ValueError: no GPU"
 
 
 def test_treatment_that_the_trainer_rejects_is_not_reported_as_applied(
@@ -234,7 +234,7 @@ def test_treatment_that_the_trainer_rejects_is_not_reported_as_applied(
     (treater,) = built(job, reject).callbacks
     treater.applied(SimpleNamespace(is_global_zero=True))
     assert capsys.readouterr().err == (
-        "lightning-perf: Trainer rejects the treatment's arguments: ValueError: no such precision\n"
+        "lightning-perf: Trainer rejects the treatments' arguments, so none is applied: ValueError: no such precision\n"
     )
 
 
