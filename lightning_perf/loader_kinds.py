@@ -27,7 +27,7 @@ _MAX_DEPTH = 8
 
 def inner_loader(loader: Any) -> Any:
     """Return the ``DataLoader`` inside a ``WebLoader``, and any other loader itself."""
-    pipeline = vars(loader).get("pipeline") if call_of(loader) == "WebLoader" else None
+    pipeline = vars(loader).get("pipeline") if "webdataset.WebLoader" in _class_names(type(loader)) else None
     return pipeline[0] if isinstance(pipeline, list) and pipeline else loader
 
 
@@ -45,8 +45,8 @@ def call_of(loader: Any) -> str:
 
 def why_unlike_dataloader(loader: Any) -> str:
     """Return why a loader is not known to fetch as a ``DataLoader`` does; empty if it is."""
-    call, name = call_of(loader), type(loader).__qualname__
-    if call == DALI:
+    name = type(loader).__qualname__
+    if call_of(loader) == DALI:
         return (
             "a DALI pipeline fetches in threads of its own, not in worker processes: set num_threads and "
             "prefetch_queue_depth where the pipeline is built"
@@ -54,8 +54,8 @@ def why_unlike_dataloader(loader: Any) -> str:
     names = _class_names(type(loader))
     if "torch.DataLoader" not in names and inner_loader(loader) is loader:
         return f"{name} is not a torch.utils.data.DataLoader: change its arguments where it is made"
-    if call not in _CALLS.values():
-        own = type(loader).__mro__[: names.index("torch.DataLoader")]
+    own = type(loader).__mro__[: next(place for place, each in enumerate(names) if each in _CALLS)]
+    if own:
         method = next((each for each in _FETCHING for base in own if each in vars(base)), "")
         if method:
             return f"{name} overrides {method}, so it may fetch in its own way: change its arguments where it is made"

@@ -265,6 +265,7 @@ class OnDevice(Dataset):
     ("data", "says"),
     [
         (Derived(Items()), "Derived overrides __iter__"),
+        (type("DataLoader", (Derived,), {})(Items()), "DataLoader overrides __iter__"),
         (Narrow(Items()), "Narrow takes no num_workers"),
         (DataLoader(Stream()), "Stream does not shard itself .* yield all samples"),
         (DataLoader(Seeded()), "Seeded does not shard itself"),
@@ -275,6 +276,7 @@ class OnDevice(Dataset):
     ],
     ids=[
         "subclass that fetches",
+        "subclass with the name of its base",
         "subclass without arguments",
         "iterable",
         "iterable with seeds",
