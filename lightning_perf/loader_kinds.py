@@ -89,7 +89,7 @@ def keeps_state(loader: Any) -> bool:
 
 def is_iterable(dataset: Any) -> bool:
     """Return whether a dataset is an ``IterableDataset`` or a data pipe."""
-    return "torch.IterableDataset" in _class_names(type(dataset)) or "DataPipe" in type(dataset).__name__
+    return not {"torch.IterableDataset", "torch.MapDataPipe"}.isdisjoint(_class_names(type(dataset)))
 
 
 def is_sharded(dataset: Any, worker_init: Any = None) -> bool:

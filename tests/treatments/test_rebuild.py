@@ -247,6 +247,11 @@ def test_subclass_that_keeps_the_constructor_is_rebuilt_with_its_attributes() ->
     assert (type(new), new.name, [batch.tolist() for batch in new]) == (Named, "own", [[0, 1], [2]])
 
 
+def test_dataset_with_an_index_is_rebuilt_whatever_its_name() -> None:
+    dataset = type("ImageDataPipeline", (Items,), {})()
+    assert rebuilt(DataLoader(dataset), {"num_workers": 2}).num_workers == 2
+
+
 @pytest.mark.parametrize("dataset", [Sharded(), Wrapped(Sharded())], ids=["own", "wrapped"])
 def test_iterable_that_shards_itself_yields_each_sample_once_with_workers(dataset: IterableDataset) -> None:
     new = rebuilt(DataLoader(dataset, batch_size=2), {"num_workers": 2})
