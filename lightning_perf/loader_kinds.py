@@ -6,6 +6,7 @@ Classes are recognized by package and name, so that no library is imported.
 import inspect
 import types
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 _CALLS = {
@@ -137,7 +138,11 @@ def _reads_worker_info(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Return whether code of an object, or of what it wraps, reads id and number of the worker."""
     if value is None or depth == 0:
         return False
-    functions = [value, getattr(value, "func", None), getattr(value, "__func__", None)]
+    functions = [value]
+    if isinstance(value, partial):
+        functions = [value.func]
+    elif isinstance(value, types.MethodType):
+        functions = [value.__func__]
     for base in type(value).__mro__[:-1]:
         if not base.__module__.startswith("torch."):
             functions += vars(base).values()

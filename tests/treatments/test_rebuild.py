@@ -258,6 +258,13 @@ def test_iterable_that_shards_itself_yields_each_sample_once_with_workers(datase
     assert sorted(torch.cat(list(new)).tolist()) == list(range(8))
 
 
+class WithColumns(Stream):
+    """Reads attributes that it does not have as columns."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["columns"][name]
+
+
 class OnDevice(Dataset):
     def __init__(self) -> None:
         self.parts = [torch.zeros(4, device="meta")]
@@ -274,6 +281,7 @@ class OnDevice(Dataset):
         (Narrow(Items()), "Narrow takes no num_workers"),
         (DataLoader(Stream()), "Stream does not shard itself .* yield all samples"),
         (DataLoader(Seeded()), "Seeded does not shard itself"),
+        (DataLoader(WithColumns()), "WithColumns does not shard itself"),
         ([torch.zeros(8)], "list"),
         (DataLoader(OnDevice()), "meta"),
         (DataLoader(Subset(OnDevice(), [0, 1])), "meta"),
@@ -285,6 +293,7 @@ class OnDevice(Dataset):
         "subclass without arguments",
         "iterable",
         "iterable with seeds",
+        "iterable that computes attributes",
         "no loader",
         "on device",
         "wrapped, on device",
