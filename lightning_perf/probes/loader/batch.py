@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lightning_perf import interrupts
+from lightning_perf.probes.memory.storages import n_bytes
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 from lightning_perf.stats import estimates
 
@@ -38,11 +39,11 @@ class BatchContents:
                 self._n_objects += 1
                 continue
             name = str(value.dtype).removeprefix("torch.")
-            n_bytes = value.nbytes if isinstance(value, np.ndarray) else value.numel() * value.element_size()
+            size = value.nbytes if isinstance(value, np.ndarray) else n_bytes(value)
             self._n_tensors += 1
-            self._by_dtype[name] += n_bytes
+            self._by_dtype[name] += size
             if name.startswith(("float", "bfloat")):
-                self._by_float_field[place] += n_bytes
+                self._by_float_field[place] += size
                 if place not in self._wide_fields and not _fits_uint8(array):
                     self._wide_fields.add(place)
 

@@ -27,6 +27,12 @@ def test_contents_count_bytes_tensors_and_objects_when_a_batch_is_nested() -> No
     assert fields["n_objects"] == 5  # dict, list, tuple, string, number
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_count_only_what_they_store(layout: torch.layout) -> None:
+    tensor = torch.eye(1000).to_sparse(layout=layout)
+    assert contents_of({"x": tensor})["bytes_by_dtype"]["float32"] < 30_000  # 4 MB if dense
+
+
 @pytest.mark.parametrize(
     ("field", "is_narrow"),
     [
