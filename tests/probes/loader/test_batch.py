@@ -64,8 +64,8 @@ def test_narrow_bytes_are_of_all_items_when_a_field_is_a_long_list() -> None:
     assert contents_of([torch.ones(4) / (7 if i == 150 else 1) for i in range(200)])["narrow_bytes"] == 0
 
 
-def test_narrow_bytes_are_of_the_last_batch_when_fields_change() -> None:
-    assert contents_of({"a": torch.ones(4)}, {"b": torch.ones(2)})["narrow_bytes"] == 8
+def test_narrow_bytes_are_of_the_largest_batch_when_fields_change() -> None:
+    assert contents_of({"a": torch.ones(2)}, {"b": torch.ones(4)}, {"a": torch.ones(2)})["narrow_bytes"] == 16
 
 
 class Held:
