@@ -308,6 +308,14 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     return None, fetch.in_process_basis if fetch is not None else "no fetch was timed"
 
 
+def with_sharding(loader: LoaderSettings, n_workers: int, summary: str) -> str:
+    """Return advice on the number of workers, after that to shard a dataset of which each would yield all samples."""
+    # The loader of a library may be refused for another reason, and its dataset shard itself.
+    if n_workers > 1 and loader.is_iterable and loader.is_plain and loader.why_not_changed():
+        return f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
+    return summary
+
+
 def start_waits(stage: StageTimes) -> tuple[float, ...]:
     """Return the extra seconds of each later epoch's first batch compared with a typical batch."""
     fetch = stage.fetch
