@@ -6,6 +6,7 @@ Classes are recognized by package and name, so that no library is imported.
 import inspect
 import types
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 _CALLS = {
@@ -27,7 +28,7 @@ _MAX_DEPTH = 8
 
 def inner_loader(loader: Any) -> Any:
     """Return the ``DataLoader`` inside a ``WebLoader``, and any other loader itself."""
-    pipeline = vars(loader).get("pipeline") if call_of(loader) == "WebLoader" else None
+    pipeline = vars(loader).get("pipeline") if "webdataset.WebLoader" in _class_names(type(loader)) else None
     return pipeline[0] if isinstance(pipeline, list) and pipeline else loader
 
 
@@ -45,8 +46,8 @@ def call_of(loader: Any) -> str:
 
 def why_unlike_dataloader(loader: Any) -> str:
     """Return why a loader is not known to fetch as a ``DataLoader`` does; empty if it is."""
-    call, name = call_of(loader), type(loader).__qualname__
-    if call == DALI:
+    name = type(loader).__qualname__
+    if call_of(loader) == DALI:
         return (
             "a DALI pipeline fetches in threads of its own, not in worker processes: set num_threads and "
             "prefetch_queue_depth where the pipeline is built"
@@ -54,8 +55,8 @@ def why_unlike_dataloader(loader: Any) -> str:
     names = _class_names(type(loader))
     if "torch.DataLoader" not in names and inner_loader(loader) is loader:
         return f"{name} is not a torch.utils.data.DataLoader: change its arguments where it is made"
-    if call not in _CALLS.values():
-        own = type(loader).__mro__[: names.index("torch.DataLoader")]
+    own = type(loader).__mro__[: next(place for place, each in enumerate(names) if each in _CALLS)]
+    if own:
         method = next((each for each in _FETCHING for base in own if each in vars(base)), "")
         if method:
             return f"{name} overrides {method}, so it may fetch in its own way: change its arguments where it is made"
@@ -89,7 +90,7 @@ def keeps_state(loader: Any) -> bool:
 
 def is_iterable(dataset: Any) -> bool:
     """Return whether a dataset is an ``IterableDataset`` or a data pipe."""
-    return "torch.IterableDataset" in _class_names(type(dataset)) or "DataPipe" in type(dataset).__name__
+    return not {"torch.IterableDataset", "torch.MapDataPipe"}.isdisjoint(_class_names(type(dataset)))
 
 
 def is_sharded(dataset: Any, worker_init: Any = None) -> bool:
@@ -137,7 +138,11 @@ def _reads_worker_info(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Return whether code of an object, or of what it wraps, reads id and number of the worker."""
     if value is None or depth == 0:
         return False
-    functions = [value, getattr(value, "func", None), getattr(value, "__func__", None)]
+    functions = [value]
+    if isinstance(value, partial):
+        functions = [value.func]
+    elif isinstance(value, types.MethodType):
+        functions = [value.__func__]
     for base in type(value).__mro__[:-1]:
         if not base.__module__.startswith("torch."):
             functions += vars(base).values()

@@ -43,7 +43,7 @@ from .thresholds import (
 from .user_lines import left_with_raised_thresholds, lines_of
 from .wording import percent, place, site_of, size_text
 
-_SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
+SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 """Samplers that draw each item once per epoch."""
 AT_LEAST_COLLECTIONS = "; at least the garbage collections that this work causes"
 
@@ -127,7 +127,7 @@ def are_all_kept(session: Session, loader: LoaderSettings) -> bool:
     Each worker and each rank has a cache of its own: of shuffled items, most are first loaded by another one.
     """
     trainer = session.settings.trainer
-    if trainer.reload_dataloaders_every_n_epochs or loader.sampler_class not in _SAMPLERS:
+    if trainer.reload_dataloaders_every_n_epochs or loader.sampler_class not in SAMPLERS:
         return False
     is_one = session.run.world_size == 1 and (loader.num_workers or 0) <= 1
     return loader.is_shuffled is False or (is_one and trainer.limit_train_batches in (None, 1.0))
@@ -306,6 +306,14 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     if alone is not None:
         return alone.batch_s, "loader probe"
     return None, fetch.in_process_basis if fetch is not None else "no fetch was timed"
+
+
+def with_sharding(loader: LoaderSettings, n_workers: int, summary: str) -> str:
+    """Return advice on the number of workers, after that to shard a dataset of which each would yield all samples."""
+    # The loader of a library may be refused for another reason, and its dataset shard itself.
+    if n_workers > 1 and loader.is_iterable and loader.is_plain and loader.why_not_changed():
+        return f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
+    return summary
 
 
 def start_waits(stage: StageTimes) -> tuple[float, ...]:

@@ -247,10 +247,22 @@ def test_subclass_that_keeps_the_constructor_is_rebuilt_with_its_attributes() ->
     assert (type(new), new.name, [batch.tolist() for batch in new]) == (Named, "own", [[0, 1], [2]])
 
 
+def test_dataset_with_an_index_is_rebuilt_whatever_its_name() -> None:
+    dataset = type("ImageDataPipeline", (Items,), {})()
+    assert rebuilt(DataLoader(dataset), {"num_workers": 2}).num_workers == 2
+
+
 @pytest.mark.parametrize("dataset", [Sharded(), Wrapped(Sharded())], ids=["own", "wrapped"])
 def test_iterable_that_shards_itself_yields_each_sample_once_with_workers(dataset: IterableDataset) -> None:
     new = rebuilt(DataLoader(dataset, batch_size=2), {"num_workers": 2})
     assert sorted(torch.cat(list(new)).tolist()) == list(range(8))
+
+
+class WithColumns(Stream):
+    """Reads attributes that it does not have as columns."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["columns"][name]
 
 
 class OnDevice(Dataset):
@@ -265,9 +277,11 @@ class OnDevice(Dataset):
     ("data", "says"),
     [
         (Derived(Items()), "Derived overrides __iter__"),
+        (type("DataLoader", (Derived,), {})(Items()), "DataLoader overrides __iter__"),
         (Narrow(Items()), "Narrow takes no num_workers"),
         (DataLoader(Stream()), "Stream does not shard itself .* yield all samples"),
         (DataLoader(Seeded()), "Seeded does not shard itself"),
+        (DataLoader(WithColumns()), "WithColumns does not shard itself"),
         ([torch.zeros(8)], "list"),
         (DataLoader(OnDevice()), "meta"),
         (DataLoader(Subset(OnDevice(), [0, 1])), "meta"),
@@ -275,9 +289,11 @@ class OnDevice(Dataset):
     ],
     ids=[
         "subclass that fetches",
+        "subclass with the name of its base",
         "subclass without arguments",
         "iterable",
         "iterable with seeds",
+        "iterable that computes attributes",
         "no loader",
         "on device",
         "wrapped, on device",

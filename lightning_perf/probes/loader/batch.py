@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lightning_perf import interrupts
+from lightning_perf.probes.memory.storages import n_bytes
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 from lightning_perf.stats import estimates
 
@@ -19,7 +20,7 @@ _MAX_VALUES = 1_000_000  # of one field checked for uint8, evenly spaced if it h
 
 
 class BatchContents:
-    """Contents of the last batch, and the float fields whose values in all batches are representable as uint8."""
+    """Contents of the largest batch, and the float fields whose values in all batches are representable as uint8."""
 
     def __init__(self) -> None:
         self._n_tensors = self._n_objects = 0
@@ -28,23 +29,25 @@ class BatchContents:
         self._wide_fields: set[tuple[Any, ...]] = set()
 
     def add(self, batch: Any) -> None:
-        """Describe one batch; of earlier ones, only which float fields do not fit uint8 is kept."""
-        self._n_tensors = self._n_objects = 0
-        self._by_dtype.clear()
-        self._by_float_field.clear()
+        """Describe one batch; of smaller ones, only which float fields do not fit uint8 is kept."""
+        n_tensors = n_objects = 0
+        by_dtype, by_float_field = Counter[str](), Counter[tuple[Any, ...]]()
         for place, value in _leaves(batch):
             array = _as_array(value)
             if array is None:
-                self._n_objects += 1
+                n_objects += 1
                 continue
             name = str(value.dtype).removeprefix("torch.")
-            n_bytes = value.nbytes if isinstance(value, np.ndarray) else value.numel() * value.element_size()
-            self._n_tensors += 1
-            self._by_dtype[name] += n_bytes
+            size = value.nbytes if isinstance(value, np.ndarray) else n_bytes(value)
+            n_tensors += 1
+            by_dtype[name] += size
             if name.startswith(("float", "bfloat")):
-                self._by_float_field[place] += n_bytes
+                by_float_field[place] += size
                 if place not in self._wide_fields and not _fits_uint8(array):
                     self._wide_fields.add(place)
+        if by_dtype.total() >= self._by_dtype.total():
+            self._n_tensors, self._n_objects = n_tensors, n_objects
+            self._by_dtype, self._by_float_field = by_dtype, by_float_field
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that describe a batch."""

@@ -100,12 +100,12 @@ class CurveMeasurement:
         """Why the curve ended before its knee; empty if it did not."""
 
     def measure(
-        self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
+        self, candidates: list[int], batch_s: float, until_s: float, later: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
         """Measure with numbers of workers in ascending order; yield the points so far after each round.
 
         ``batch_s`` is the approximate time to make a batch in one process. The measurement ends at ``until_s`` by
-        ``time.perf_counter``. The number in use and the numbers in ``fewer`` are measured after the candidates.
+        ``time.perf_counter``. The numbers in ``later`` are measured after the candidates.
         """
         settings = [self._setting(n) for n in candidates]
         measured: list[Setting] = []
@@ -120,7 +120,7 @@ class CurveMeasurement:
             yield self.points()
             if self._is_knee(measured) and setting.num_workers >= 2:
                 break
-        for setting in map(self._setting, (self._pipeline.num_workers, *fewer)):
+        for setting in map(self._setting, later):
             left_s = until_s - time.perf_counter()
             if setting not in measured and self._can_measure(setting, batch_s, left_s):
                 self._measure(setting, max(least_s, 0.5 * left_s / (len(measured) + 1)))

@@ -20,7 +20,10 @@ _N_FOR_RANKS = 2  # batches that ranks compare: a dataset whose samples are all 
 
 
 class FirstBatchesProbe(Probe):
-    """Parts of the first batches: one of each worker, which a loader takes in turn, and two on each rank."""
+    """Parts of the first batches: one of each worker, which a loader takes in turn, and two on each rank.
+
+    The first worker's second batch shows whether all of its samples are the same: then other workers' are, too.
+    """
 
     name = "first_batches"
     stages = ("fit",)
@@ -29,7 +32,7 @@ class FirstBatchesProbe(Probe):
     def __init__(self, run: RunContext) -> None:
         self._n_workers = 0
         self._is_ranked = False
-        self._n_wanted = 0
+        self._steps: tuple[int, ...] = ()
         self._firsts: list[list[torch.Tensor]] = []
         self._has_data = False  # more than a vector of integers, which may be indices
         self._n_equal: int | None = None
@@ -39,12 +42,14 @@ class FirstBatchesProbe(Probe):
         loaders = [one for one in run.settings.loaders if one.stage == "train"]
         if len(loaders) == 1 and loaders[0].is_iterable and (loaders[0].num_workers or 0) > 1:
             self._n_workers = min(loaders[0].num_workers or 0, _MOST_WORKERS)
+            self._steps = (*range(self._n_workers), loaders[0].num_workers or 0)
         self._is_ranked = run.settings.trainer.world_size > 1
-        self._n_wanted = max(self._n_workers, _N_FOR_RANKS if self._is_ranked else 0)
+        if self._is_ranked and not self._steps:
+            self._steps = tuple(range(_N_FOR_RANKS))
 
     @property
     def next_step(self) -> int:
-        return len(self._firsts) if len(self._firsts) < self._n_wanted else NEVER
+        return self._steps[len(self._firsts)] if len(self._firsts) < len(self._steps) else NEVER
 
     def step_begins(self, batch: Any) -> None:
         with plain.without_overrides(), torch.no_grad():
@@ -56,7 +61,7 @@ class FirstBatchesProbe(Probe):
 
     def epoch_ends(self) -> None:
         self._compare()
-        self._n_wanted = 0  # without a batch of each worker, the next one would be of the first worker again
+        self._steps = ()  # without a batch of each worker, the next one would be of the first worker again
         self._firsts.clear()
 
     def digest(self) -> str | None:
@@ -74,12 +79,12 @@ class FirstBatchesProbe(Probe):
         return {"settings": replace(settings, loaders=tuple(loaders))}
 
     def _compare(self) -> None:
-        if not self._n_wanted or len(self._firsts) < self._n_wanted:
+        if not self._steps or len(self._firsts) < len(self._steps):
             return
-        firsts, self._firsts, self._n_wanted = self._firsts, [], 0
+        firsts, self._firsts, self._steps = self._firsts, [], ()
         with plain.without_overrides(), torch.no_grad():
             firsts = [[one.cpu() for one in first] for first in firsts]
-            if self._n_workers:
+            if self._n_workers and _n_equal([firsts[0], firsts[-1]]) == 1:
                 self._n_equal = _n_equal(firsts[: self._n_workers])
             if self._is_ranked and self._has_data and _n_equal(firsts[:_N_FOR_RANKS]) == 1:
                 self._digest = _digest(firsts[:_N_FOR_RANKS])

@@ -228,22 +228,15 @@ def _endless(source: Any, if_empty: str) -> Iterator[Any]:
 
 
 class _WatchedInfo:
-    """Replacement of torch's worker info that records whether its id or the number of workers is read."""
+    """Torch's worker info that records whether its id or the number of workers is read."""
 
     def __init__(self, dataset: Any) -> None:
         self.is_read = False
-        self.seed = 0
-        self.dataset = dataset
+        self._info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
 
-    @property
-    def id(self) -> int:
-        self.is_read = True
-        return 0
-
-    @property
-    def num_workers(self) -> int:
-        self.is_read = True
-        return 1
+    def __getattr__(self, name: str) -> Any:
+        self.is_read |= name in ("id", "num_workers")
+        return getattr(self._info, name)
 
 
 def _n_samples_in(batch: Any) -> int:

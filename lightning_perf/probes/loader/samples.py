@@ -39,8 +39,8 @@ class Samples:
         wall_s: Wall time of all samples and batches, without queueing.
         cpu_s: CPU time of all threads in ``wall_s``.
         readings: Pairs of the number of samples and the process's private memory at that time.
-        batch_size: Samples per batch; None before the first batch.
-        results: Results of the dataset's calls for the last batch.
+        batch_sizes: Samples of each batch.
+        results: Results of the dataset's calls for the last batch that is as large as the first one.
         indexes: Whether samples are rows of tensors; None before the first batch.
         argument: Index that the dataset is called with now; None between calls, and for an ``IterableDataset``.
     """
@@ -54,7 +54,7 @@ class Samples:
         self.n_samples = 0
         self.readings: list[tuple[float, float]] = []
         self.contents = BatchContents()
-        self.batch_size: int | None = None
+        self.batch_sizes: list[int] = []
         self.results: list[Any] = []
         self.indexes: bool | None = None
         self.argument: Any = None
@@ -98,10 +98,16 @@ class Samples:
         collated_s = time.perf_counter()
         self.collate_s.append(collated_s - begin_s)
         self.batch_s.append(sum(self.sample_s[-len(calls) :]) if not pipeline.is_batched else end_s - begin_s)
-        self.batch_size = pipeline.samples_in(calls[0], results[0]) if pipeline.is_batched else len(calls)
+        self.batch_sizes.append(pipeline.samples_in(calls[0], results[0]) if pipeline.is_batched else len(calls))
         if len(self.collate_s) <= 4:
             self.contents.add(batch)
-        self.results = results
+        if self.batch_sizes[-1] >= self.batch_sizes[0]:
+            self.results = results
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of most batches: the last one of an epoch may have fewer. None before the first batch."""
+        return statistics.median_high(self.batch_sizes) if self.batch_sizes else None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that the pass measures, once there are samples."""

@@ -57,7 +57,6 @@ _DRAWING_S, _MAX_DRAWN = 0.3, 4096
 _REPORT_EVERY_S = 0.5
 _MIN_BURST_S = 1e-3  # system noise dominates the times of faster batches
 
-
 Extent = Literal["full", "short", "batches"]
 """``"short"`` measures only samples, their lines and the curve, with forked workers; ``"batches"`` measures only the
 median time of a few batches of random samples. The user requested neither, so both run under ``guard``."""
@@ -306,29 +305,30 @@ class _Stages:
         load = self._load()
         self._report()
         measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend, load)
-        numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
-        numbers = self._affordable(numbers)
-        limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
+        tried = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, now := pipeline.num_workers)
+        affordable = self._affordable(sorted({*tried, now}))
+        numbers, later = [n for n in tried if n in affordable], [now] if now in affordable else []
+        limit_memory(2 * MEMORY_SHARE / max(2, *affordable))  # of each worker
         is_bursty = self._plan.extent == "full" and _is_bursty(getitem, self._samples.batch_s)
         end_s = self._end_s - (self._planned_s(PREFETCH_SHARE) if is_bursty else 0.0)
         does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTE_BOUND
         if does_wait:
             end_s -= self._planned_s(WORKER_LINES_SHARE)
-        fewer: list[int] = []
         if load is not None and self._plan.extent == "short":
             numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
-        for points in measurement.measure(numbers, batch_s, end_s, fewer):
+            later += fewer
+        for points in measurement.measure(numbers, batch_s, end_s, later):
             self._update(curve=points)
             self._report()
         if does_wait:
             self._sample_workers(pipeline, batch_s)
         if measurement.stopped:
             self._missing["curve"] = measurement.stopped
-        now = self._probe.point_at(pipeline.num_workers)
-        if now is not None:
-            self._update(first_batch_s=now.first_batch_s)
+        point = self._probe.point_at(now)
+        if point is not None:
+            self._update(first_batch_s=point.first_batch_s)
         else:
-            self._missing["first_batch_s"] = f"{pipeline.num_workers} workers were not tried"
+            self._missing["first_batch_s"] = f"{now} workers were not tried"
         with_workers = [point for point in self._probe.curve if point.num_workers]
         if is_bursty and with_workers:
             self._enter_stage("running the loader with different prefetch factors")

@@ -88,9 +88,11 @@ class LoaderWatch(Probe):
         """Return why there is no record."""
         if self._wants_probe is False:
             return "probe_data=False"
+        loaders = [s for s in self._run.settings.loaders if s.stage == "train"]
+        if len(loaders) == 1 and loaders[0].num_workers is None:
+            return loaders[0].refusal or "the number of workers is not known"
         if self._reason:
             return self._reason
-        loaders = [s for s in self._run.settings.loaders if s.stage == "train"]
         if len(loaders) > 1:
             return (
                 f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and names "

@@ -45,6 +45,13 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
         yield storage
 
 
+def n_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a readable tensor's elements; of a sparse one, the bytes that it stores."""
+    if plain.field(tensor, "layout") is torch.strided:
+        return plain.n_elements(tensor) * int(plain.field(tensor, "dtype").itemsize)
+    return sum(storage.n_bytes for storage in storages_of(tensor))
+
+
 def _inner_storages(tensor: Any) -> Iterator[Storage]:
     for name in tensor.__tensor_flatten__()[0]:
         inner = getattr(tensor, name)

@@ -21,6 +21,7 @@ from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.probes import plain
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.memory.storages import n_bytes
 from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.records import DatasetDisk, Session, Telemetry
 from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, mount_of
@@ -147,7 +148,7 @@ class TelemetryProbe(Probe):
         self._has_batch = True
         left = plain.search_limit()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
-        self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None
+        self._batch_bytes = sum(map(n_bytes, tensors)) or None
         self._batch_objects = plain.MAX_VISITED - len(list(left)) if self._is_searched else None
 
     def loops_ready(self, run: RunContext) -> None:

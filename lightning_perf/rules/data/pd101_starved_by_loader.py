@@ -5,7 +5,7 @@ import math
 from lightning_perf.records import Evidence, Finding, LoaderSettings, LoaderWait, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
-from lightning_perf.rules.loader_signals import lost_to_workers_s
+from lightning_perf.rules.loader_signals import lost_to_workers_s, with_sharding
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of, summaries_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
@@ -134,9 +134,8 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     refusal = loader.why_not_changed()
-    if refusal and loader.is_iterable:
-        if plan.n_workers > 1:  # a single worker yields each sample once
-            summary = f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
+    if loader.is_iterable and loader.is_plain:  # a single worker yields each sample once
+        summary = with_sharding(loader, plan.n_workers, summary)
     elif refusal and n_loaders == 1:
         summary += f", if {loader.class_name} accepts it" if loader.refusal is None else f"; {refusal}"
     can_apply = not refusal and n_loaders == 1

@@ -5,6 +5,7 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     AT_LEAST_COLLECTIONS,
+    SAMPLERS,
     collecting_low_s,
     indexes_rows,
     is_transport_costly,
@@ -26,6 +27,9 @@ def check(session: Session) -> Finding | None:
     if is_waiting(probe) or is_transport_costly(probed):
         return None  # PD106 or PD109 applies.
     batch_size, batch_s = probe.batch_size or 1, probed.plan.batch_s
+    loader, sampler = probed.loader, "sampler"  # the user's own
+    if loader.sampler_class in (None, *SAMPLERS):
+        sampler = "SequentialSampler(dataset)" if loader.is_shuffled is False else "RandomSampler(dataset)"
     return timed_finding(
         probed.stage,
         summary=(
@@ -41,7 +45,7 @@ def check(session: Session) -> Finding | None:
             "fetch whole batches: pass a BatchSampler as sampler, and batch_size=None",
             "minutes",
             code=(
-                f"sampler = BatchSampler(RandomSampler(dataset), batch_size={batch_size}, drop_last=False)\n"
+                f"sampler = BatchSampler({sampler}, batch_size={batch_size}, drop_last={bool(loader.drop_last)})\n"
                 "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
             ),
         ),

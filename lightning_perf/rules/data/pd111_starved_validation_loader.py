@@ -1,8 +1,9 @@
 """PD111: validation waits for its loader."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Effort, Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import plan_workers
+from lightning_perf.rules.loader_signals import with_sharding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import MIN_SPAN_S, MIN_STEPS, WAIT_MIN_SHARE
@@ -30,7 +31,9 @@ def check(session: Session) -> Finding | None:
     scale = validation.n_steps / validation.span_s * validation_s
     if can_recommend:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
-        advice = fix(f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader", "one line", code=code)
+        summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader"
+        effort: Effort = "minutes" if loader.why_not_changed() else "one line"
+        advice = fix(with_sharding(loader, plan.n_workers, summary), effort, code=code)
     else:
         advice = fix("make validation samples cheaper or cache them", "hours")
     return timed_finding(

@@ -30,8 +30,9 @@ def check(session: Session) -> Finding | None:
         return None
     times, seconds = n_epochs_in_one(session), first_waits_s(session, steady)
     typical_s, low_s, basis = fetch.wait_s.p50, 0.0, "at best nothing of it remains"
-    if loader.is_iterable:  # longer epochs save nothing: each repetition runs ``__iter__`` again
-        advice = fix("do once what the dataset's __iter__ does before its first sample, or make it faster", "hours")
+    if loader.is_iterable or loader.num_workers is None:  # longer epochs run ``__iter__`` as often, or are not possible
+        whose = "dataset's" if loader.is_iterable else "loader's"
+        advice = fix(f"do once what the {whose} __iter__ does before its first sample, or make it faster", "hours")
     elif typical_s == 0:
         advice = fix(
             "make the batch once, if its samples never change",

@@ -27,6 +27,12 @@ def test_contents_count_bytes_tensors_and_objects_when_a_batch_is_nested() -> No
     assert fields["n_objects"] == 5  # dict, list, tuple, string, number
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_count_only_what_they_store(layout: torch.layout) -> None:
+    tensor = torch.eye(1000).to_sparse(layout=layout)
+    assert contents_of({"x": tensor})["bytes_by_dtype"]["float32"] < 30_000  # 4 MB if dense
+
+
 @pytest.mark.parametrize(
     ("field", "is_narrow"),
     [
@@ -58,8 +64,8 @@ def test_narrow_bytes_are_of_all_items_when_a_field_is_a_long_list() -> None:
     assert contents_of([torch.ones(4) / (7 if i == 150 else 1) for i in range(200)])["narrow_bytes"] == 0
 
 
-def test_narrow_bytes_are_of_the_last_batch_when_fields_change() -> None:
-    assert contents_of({"a": torch.ones(4)}, {"b": torch.ones(2)})["narrow_bytes"] == 8
+def test_narrow_bytes_are_of_the_largest_batch_when_fields_change() -> None:
+    assert contents_of({"a": torch.ones(2)}, {"b": torch.ones(4)}, {"a": torch.ones(2)})["narrow_bytes"] == 16
 
 
 class Held:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from lightning_perf.probes.loader import stages
 from lightning_perf.probes.loader.batch import mean_interval, summarize
-from lightning_perf.probes.loader.curve import candidates
+from lightning_perf.probes.loader.curve import CurveMeasurement, candidates
+from lightning_perf.records import LoaderProbe
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,19 @@ def test_fewer_workers_are_tried_when_memory_is_short(
     probe._memory_allowed, probe._missing = 25.0, {}
     assert probe._affordable([0, 1, 2, 8]) == numbers
     assert ("curve" in probe._missing) == (len(numbers) < 4)
+
+
+def test_number_in_use_is_not_tried_when_memory_is_too_short_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(stages, "private_bytes", lambda with_copied_pages: 10.0)
+    monkeypatch.setattr(stages, "limit_memory", lambda share: asked.append([share]))
+    monkeypatch.setattr(
+        CurveMeasurement, "measure", lambda _, numbers, batch_s, until_s, later: asked.extend([numbers, later]) or ()
+    )
+    probe = stages._Stages.__new__(stages._Stages)
+    probe._memory_allowed, probe._missing, probe._pids, probe._start_s, probe._end_s = 25.0, {}, [], 0.0, 1.0
+    probe._plan = stages.Plan(1.0, 8.0, Path(), extent="short")
+    probe._probe = LoaderProbe(status="partial", batch_size=1, getitem=summarize([0.001]), getitem_cpu_fraction=1.0)
+    probe._stage, probe._begin_s, probe._reporter = "", 0.0, lambda content: None
+    probe._measure_curve(SimpleNamespace(num_workers=8, prefetch_factor=2))
+    assert asked == [[2 * stages.MEMORY_SHARE / 2], [0, 1, 2], []]

@@ -65,10 +65,11 @@ def probe_with(*batches, n_workers=3, is_iterable=True, n_loaders=1, world_size=
 
 
 def n_equal_of(*batches, **options):
-    _, part = probe_with(*batches, **options)
+    _, part = probe_with(*batches, torch.arange(3.0), **options)  # the last is the first worker's second
     return part["settings"].loaders[0].n_equal_workers if part else None
 
 
+TRAIN = LoaderSettings(stage="train", index=0, class_name="DataLoader", is_plain=True)
 a, b = torch.arange(8.0), torch.arange(8.0) + 1
 
 
@@ -86,6 +87,18 @@ a, b = torch.arange(8.0), torch.arange(8.0) + 1
 )
 def test_equal_batches_are_counted(batches, n_equal):
     assert n_equal_of(*batches) == n_equal
+
+
+@pytest.mark.parametrize("n_workers", [3, 40])
+def test_samples_that_are_all_the_same_are_not_repeated_ones(n_workers):
+    assert probe_with(*[a] * (n_workers + 1), n_workers=n_workers)[1] == {}
+
+
+def test_only_some_of_many_workers_are_compared():
+    probe, part = probe_with(*[a] * 16, n_workers=40)
+    assert (probe.next_step, part) == (40, {})
+    probe.step_begins(b)
+    assert probe.part(SimpleNamespace(settings=Settings(loaders=(TRAIN,))))["settings"].loaders[0].n_equal_workers == 16
 
 
 def test_batches_are_kept_as_they_were():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_info
+from torch.utils.data._utils.worker import WorkerInfo
 
 from lightning_perf.probes.loader.pipeline import Pipeline
 
@@ -64,3 +66,15 @@ def test_samples_are_timed_one_by_one_unless_the_dataset_makes_many_at_once(data
 def test_samples_of_a_result_are_counted_when_the_dataset_makes_batches(batch: Any, n_samples: int) -> None:
     pipeline = Pipeline(DataLoader(planted.Plain(), batch_size=None))
     assert pipeline.samples_in(0, batch) == n_samples
+
+
+class ReadingAll(IterableDataset):
+    """Reads all that this version of torch says about a worker."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter([bool(getattr(info, name)) for name in WorkerInfo.__annotations__])
+
+
+def test_a_stream_may_read_all_that_torch_says_about_a_worker() -> None:
+    Pipeline(DataLoader(ReadingAll())).check_sharding()

@@ -140,3 +140,12 @@ def test_wall_time_is_at_least_cpu_time_when_more_queueing_is_counted_than_time_
     _, samples = pass_over(Timed(clock, "computes"))
     assert samples.wall_s == pytest.approx(samples.cpu_s)
     assert samples.cpu_s > 0
+
+
+@pytest.mark.parametrize("n_batches", [4, 7, 8])
+def test_a_smaller_last_batch_of_an_epoch_is_not_the_usual_one(n_batches: int) -> None:
+    pipeline, samples = Pipeline(DataLoader(torch.zeros(100, 10), batch_size=64)), Samples()
+    for _, unit in zip(range(n_batches), pipeline.units, strict=False):
+        samples.make_batch(pipeline, unit, late_s=float("inf"))
+    fields = samples.fields()
+    assert (fields["batch_size"], fields["batch_bytes"], len(samples.results)) == (64, 64 * 40, 64)

@@ -179,6 +179,7 @@ def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs
     ("batch", "n_bytes", "n_objects"),
     [
         ({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]}, 35, 6),
+        (torch.eye(1000).to_sparse(), 20_000, 1),
         ("no tensor", None, 1),
         ([[0.5] * 100] * 100, None, 1000),
     ],
