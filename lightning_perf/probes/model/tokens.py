@@ -97,7 +97,8 @@ def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
     named = [one for key in ID_KEYS for one in grids if one.key == key and one.dtype in _ID_DTYPES]
     unnamed = [one for one in places[:1] if embeddings.has_embedding and one in grids and one.dtype in _ID_DTYPES]
     masks = [one for one in grids if one.key == MASK_KEY and one.dtype in _MASK_DTYPES]
-    tokens = next(iter((*named, *masks, *unnamed)), None)
+    flat = (one for one in masks if len(one.shape) == 2)  # others also say which tokens see which
+    tokens = next(iter((*named, *flat, *unnamed)), None)
     if tokens is None:
         return Layout()
     if any(one.key in OFFSET_KEYS for one in places):

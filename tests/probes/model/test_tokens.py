@@ -75,6 +75,7 @@ def geometric(n: int) -> Any:
         ({"audio": torch.zeros(2, 4), "attention_mask": MASK}, 2, 8),
         (pack_sequence([torch.arange(5), torch.arange(3)]), 2, 8),
         ((pack_sequence([torch.arange(5), torch.arange(3)]), torch.zeros(2)), 2, 8),
+        ({"audio": torch.zeros(2, 4), "attention_mask": torch.ones(2, 1, 4, 4).tril().bool()}, 2, None),
         (torch.zeros(2, 4), 2, None),
         ((torch.zeros(2, 4), IDS), 2, None),  # the labels of images
         (torch.arange(2), 2, None),
