@@ -327,6 +327,9 @@ class TokensProbe(Probe):
         known = [(width, lengths.numpy()) for _, width, lengths in self._counted if lengths.device.type == "cpu"]
         if not known:
             return None
+        if any(int(lengths.max()) > width for width, lengths in known):
+            self.missing["padding"] = "lengths in the batch are greater than its sequences: they are of another tensor"
+            return None
         self.missing.pop("padding", None)
         padded = sum(width * len(lengths) for width, lengths in known)
         return Padding(

@@ -252,6 +252,22 @@ def test_batches_of_a_fixed_length_could_be_trimmed_to_their_longest_sequence() 
     assert padding.trimmed_tokens == int((lengths.max(axis=1) * 4).sum())
 
 
+def probe_after(batch: Any) -> TokensProbe:
+    loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=False)
+    options = SimpleNamespace(batch_size_fn=None, tokens_fn=None)
+    run: Any = SimpleNamespace(loop=loop, options=options, probes=SimpleNamespace(switch_off=None))
+    probe = TokensProbe(run)
+    probe.step_begins(batch)
+    return probe
+
+
+def test_lengths_of_other_sequences_are_not_taken_for_those_of_the_tokens() -> None:
+    audio_lengths = torch.tensor([300, 200])
+    probe = probe_after({"tokens": IDS, "input_lengths": audio_lengths})
+    assert probe.record() is None
+    assert "of another tensor" in probe.reasons()["padding"]
+
+
 def test_functions_of_the_user_count_samples_and_tokens() -> None:
     session = fitted(padded, batch_size_fn=lambda batch: 3, tokens_fn=lambda batch: np.int64(11))
     assert session.epochs[0].samples == 3 * 6
