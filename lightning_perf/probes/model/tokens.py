@@ -287,7 +287,7 @@ class TokensProbe(Probe):
         if layout.padding is None and layout.basis != _PACKED:
             layout = self._layout_by_values(batch, layout)
         counted = _lengths(batch, layout)
-        self.missing["padding"] = layout.basis
+        self.missing["padding"] = layout.basis if counted is None else "counted batches are read when an epoch ends"
         if counted is None:  # as in most trainings: check ever more rarely
             self._n_missed += 1
             self.next_step = step + 2 ** max(0, self._n_missed - _MISSES)

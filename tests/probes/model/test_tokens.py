@@ -268,6 +268,12 @@ def test_lengths_of_other_sequences_are_not_taken_for_those_of_the_tokens() -> N
     assert "of another tensor" in probe.reasons()["padding"]
 
 
+def test_padding_that_the_device_has_not_returned_yet_is_missing_with_that_reason() -> None:
+    probe = probe_after({"input_ids": IDS.to("meta"), "attention_mask": MASK.to("meta")})
+    assert probe.record() is None
+    assert "when an epoch ends" in probe.reasons()["padding"]
+
+
 def test_functions_of_the_user_count_samples_and_tokens() -> None:
     session = fitted(padded, batch_size_fn=lambda batch: 3, tokens_fn=lambda batch: np.int64(11))
     assert session.epochs[0].samples == 3 * 6
