@@ -81,6 +81,8 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
         )
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
         return _timer_advice(session)
+    if "checkpoint" in worst.hook:  # skipped, it would leave out of the checkpoint what loading needs
+        return fix(f"save checkpoints less often, or make {name} faster", "minutes")
     is_in_steps, is_fit = _is_in_steps(worst), session.run.stage == "fit"
     if not is_in_steps and not is_fit:  # evaluation is a single epoch
         return fix(f"make {name} faster", "minutes")
