@@ -95,6 +95,18 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False)
 
 
+class OwnHooks(nn.Linear):
+    """A module with attributes of the user's that are named as torch's hooks are."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, SIZE)
+        self.grad_hooks: list[Any] = []
+        self.post_hooks = {"relu": torch.relu}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.post_hooks["relu"](super().forward(x))
+
+
 def deep() -> nn.Sequential:
     return nn.Sequential(nn.Linear(SIZE, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 2))
 
@@ -108,8 +120,9 @@ def deep() -> nn.Sequential:
         (lambda: nn.TransformerEncoderLayer(SIZE, 2, batch_first=True), (N, 3, SIZE)),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, 3)), (N, SIZE)),
         (Checkpointed, (N, SIZE)),
+        (OwnHooks, (N, SIZE)),
     ],
-    ids=["resnet", "attention", "lstm", "transformer", "weight-norm", "checkpointed"],
+    ids=["resnet", "attention", "lstm", "transformer", "weight-norm", "checkpointed", "own-hooks"],
 )
 def test_fake_step_has_the_operations_of_a_real_one(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     model, batch = make(), torch.randn(shape, requires_grad=True)
