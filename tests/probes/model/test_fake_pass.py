@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,12 @@ class Tracker:
 
 
 TRACKER = Tracker()
+NESTED = SimpleNamespace(inner=SimpleNamespace(n_steps=0))
+CONFIG = ModuleType("config")
+CONFIG.__file__ = __file__
+CONFIG.n_steps = 0
+call: Any = lambda: None  # noqa: E731 - a function with an attribute
+call.n_steps = 0
 
 
 class Stateful(nn.Module):
@@ -320,6 +327,9 @@ class Stateful(nn.Module):
         TRACKER.see(loss.detach())
         Stateful.seen.append(loss.detach())
         Stateful.n_seen += 1
+        NESTED.inner.n_steps += 1
+        CONFIG.n_steps += 1
+        call.n_steps += 1
         torch.manual_seed(3)
         self.train(not self.training)
         return loss
@@ -336,6 +346,7 @@ def everything(model: Stateful) -> Any:
         (random_streams(), repr(N_CALLS), torch.is_grad_enabled(), current_mode()),
         (list(torch.nn.modules.module._global_forward_hooks.items()), torch.get_num_threads(), sys.getprofile()),
         ([id(each) for each in (*LOSSES, *Stateful.seen)], Stateful.n_seen),
+        (NESTED.inner.n_steps, CONFIG.n_steps, call.n_steps),
         (id(TRACKER.last), {name: list(map(id, each)) for name, each in TRACKER.by_name.items()}),
     )
 
