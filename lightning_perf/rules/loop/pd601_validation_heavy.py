@@ -115,7 +115,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float, 
     wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))
     n_batches, n_epochs = _length(session)
     left_least = 0.0
-    if isinstance(interval, int) and interval > 1:
+    if isinstance(interval, int):
         times = min(wanted, n_batches // (interval * every))
         left = _batches_apart(session, interval, every) / max(1, interval * every * times)
         flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}
