@@ -114,7 +114,7 @@ def loop_finding(
     is certain, because not every loop can be vectorized.
     """
     iterations = loop.iterations_per_step or loop.repeats
-    remaining = iterations / loop.operators_per_step if loop.is_recurrence else 1 / loop.repeats
+    remaining = iterations / max(iterations, loop.operators_per_step) if loop.is_recurrence else 1 / loop.repeats
     seconds = loop.share * max(0.0, 1 - remaining) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
