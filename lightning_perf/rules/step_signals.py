@@ -114,8 +114,7 @@ def loop_finding(
     is certain, because not every loop can be vectorized.
     """
     iterations = loop.iterations_per_step or loop.repeats
-    is_chain = loop.is_recurrence and loop.operators_per_step
-    remaining = iterations / loop.operators_per_step if is_chain else 1 / loop.repeats
+    remaining = iterations / max(iterations, loop.operators_per_step) if loop.is_recurrence else 1 / loop.repeats
     seconds = loop.share * max(0.0, 1 - remaining) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)

@@ -34,6 +34,7 @@ WRAPPERS = {
 """Classes that wrap a module, and where it is."""
 
 _LEFT_OUT = {"_trainer": None, "_fabric": None, "_compiled_call_impl": None, "_compiler_ctx": None}
+_HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -168,7 +169,7 @@ class Copier:
             raise RefusedError("operators of TorchScript are not visible")
         own, state = self._flat.get(id(module), {}), {}
         for name, each in plain.attributes(module).items():
-            if name.endswith("_hooks"):
+            if name in _HOOKS:
                 each = type(each)((key, hook) for key, hook in each.items() if _is_torchs_own(hook))
             elif name == "_parameters":
                 each = {key: p for key, p in each.items() if "_shapes" not in plain.attributes(p)} | own

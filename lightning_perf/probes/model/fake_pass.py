@@ -139,8 +139,9 @@ def _sharded_dtype(root: nn.Module) -> torch.dtype | None:
 class _RestoredGlobals:
     """Context manager around user code that restores objects outside of the copies that the code names.
 
-    Containers and objects in global variables and closures, and attributes of classes, are restored at the end. Code
-    that prints, opens a file, or assigns variables outside of its function is stopped.
+    Containers and objects in global variables and closures, and attributes of classes and functions, are restored at
+    the end. So are variables of modules, except new ones: imports add them. Code that prints, opens a file, or assigns
+    variables outside of its function is stopped.
     """
 
     def __init__(self) -> None:
@@ -164,16 +165,29 @@ class _RestoredGlobals:
             is_users = self._seen[code] = owner_of(code.co_filename) == USER
             if is_users:
                 _check(code)
+                self._keep_named(code.co_names, frame.f_globals)
         if not is_users:
             return
         if event == "c_call" and what in (print, open, input):
             raise RefusedError(f"forward calls {what.__name__}()")
         if event == "call":
-            for name in code.co_names:
-                self._keep(frame.f_globals.get(name))
             for name in code.co_freevars:
                 self._keep(frame.f_locals.get(name))
             self._keep(type(frame.f_locals.get("self")))
+
+    def _keep_named(self, names: tuple[str, ...], variables: Any) -> None:
+        """Remember global variables of these names, their attributes of these names, and so on."""
+        reached = [variables]
+        seen: set[int] = set()
+        for state in reached:
+            values = [value for name in names if (value := state.get(name)) is not None and id(value) not in seen]
+            seen.update(map(id, values))
+            if len(seen) > MAX_ITEMS:
+                raise RefusedError(f"forward can reach more than {MAX_ITEMS:,} objects by name")
+            for value in values:
+                self._keep(value)
+                if not isinstance(value, types.ModuleType) or _is_users(value):
+                    reached.append(vars(value) if isinstance(value, type) else plain.attributes(value))
 
     def _keep(self, value: Any) -> None:
         """Remember a container, or the attributes of an object or class, and the containers in it."""
@@ -183,7 +197,10 @@ class _RestoredGlobals:
                     self._keep_state(base, dict(vars(base)))
         elif type(value) in _CONTAINERS:
             self._keep_state(value, value)
-        elif not isinstance(value, (types.ModuleType, types.FunctionType, torch.Tensor)):
+        elif isinstance(value, types.ModuleType):
+            if _is_users(value):
+                self._kept.setdefault(id(value), (value, dict(vars(value))))
+        elif not isinstance(value, torch.Tensor):
             state = plain.attributes(value)
             self._keep_state(state, state)
 
@@ -205,9 +222,14 @@ def _check(code: types.CodeType) -> None:
             raise RefusedError(f"{code.co_name} assigns {each.argval}, a variable outside of its function")
 
 
+def _is_users(module: types.ModuleType) -> bool:
+    file = plain.attributes(module).get("__file__")
+    return isinstance(file, str) and owner_of(file) == USER
+
+
 def _restore(value: Any, before: Any) -> None:
-    if isinstance(value, type):
-        for name in vars(value).keys() - before.keys():
+    if isinstance(value, (type, types.ModuleType)):
+        for name in vars(value).keys() - before.keys() if isinstance(value, type) else ():
             delattr(value, name)
         for name, each in before.items():
             if vars(value).get(name) is not each:

@@ -265,7 +265,8 @@ def _cudnn_rnn_backward(args: Sequence[Any], out: Any) -> int:
 def _encoder_layer(args: Sequence[Any], out: Any) -> int:
     source = args[0]
     *outer, length, size = source.shape
-    weights = (a for a in args[3:] if isinstance(a, torch.Tensor) and a.dim() == 2 and a.is_floating_point())
+    # A mask follows the weights.
+    weights = (a for a in args[3:18] if isinstance(a, torch.Tensor) and a.dim() == 2 and a.is_floating_point())
     products = 2 * (source.numel() // size) * sum(w.numel() for w in weights)
     return int(products + 4 * prod(outer) * length**2 * size)
 

@@ -101,7 +101,8 @@ def layouts_of(batch: Any, embeddings: EmbeddingInfo) -> list[Layout]:
     grids = [one for one in places if len(one.shape) >= 2]
     named = [[one for one in grids if one.key == key and one.dtype in _ID_DTYPES] for key in ID_KEYS]
     unnamed = [one for one in places[:1] if embeddings.has_embedding and one in grids and one.dtype in _ID_DTYPES]
-    tokens = next((found for found in (*named, _masks(grids), unnamed) if found), [])
+    flat = [one for one in _masks(grids) if len(one.shape) == 2]  # others also say which tokens see which
+    tokens = next((found for found in (*named, flat, unnamed) if found), [])
     if any(one.key in OFFSET_KEYS for one in places):
         return [Layout(one, basis=_PACKED) for one in tokens] or [Layout()]
     if len(tokens) > 1:  # each has a mask of its own
@@ -300,8 +301,9 @@ class TokensProbe(Probe):
             layouts = [self._layout_by_values(batch, first)]
         lengths = [_lengths(batch, one) for one in layouts]
         counted = [one for one in lengths if one is not None]
-        self.missing["padding"] = layouts[lengths.index(None) if None in lengths else 0].basis
+        self.missing["padding"] = "counted batches are read when an epoch ends"
         if None in lengths:  # as in most trainings: check ever more rarely
+            self.missing["padding"] = layouts[lengths.index(None)].basis
             self._n_missed += 1
             self.next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return
@@ -340,8 +342,11 @@ class TokensProbe(Probe):
         batches = [each for _, each in self._counted if all(lengths.device.type == "cpu" for _, lengths in each)]
         if not batches:
             return None
-        self.missing.pop("padding", None)
         known = [(width, lengths.numpy()) for each in batches for width, lengths in each]
+        if any(int(lengths.max()) > width for width, lengths in known):
+            self.missing["padding"] = "lengths in the batch are greater than its sequences: they are of another tensor"
+            return None
+        self.missing.pop("padding", None)
         padded = sum(width * len(lengths) for width, lengths in known)
         trimmed = sum(int(lengths.max()) * len(lengths) for _, lengths in known)
         is_single = len(known) == len(batches)  # an order by the lengths in one tensor is none by those in another

@@ -10,6 +10,8 @@ from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
 from lightning_perf.rules.wording import called, duration, percent
 
+_AT_THE_END = ("on_train_end", "on_fit_end", "teardown")  # of the run, once
+
 
 @rule("PD504", "slow-callback", needs_phase="callbacks", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
@@ -81,8 +83,10 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
         )
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
         return _timer_advice(session)
+    if "checkpoint" in worst.hook:  # skipped, it would leave out of the checkpoint what loading needs
+        return fix(f"save checkpoints less often, or make {name} faster", "minutes")
     is_in_steps, is_fit = _is_in_steps(worst), session.run.stage == "fit"
-    if not is_in_steps and not is_fit:  # evaluation is a single epoch
+    if worst.hook in _AT_THE_END or (not is_in_steps and not is_fit):  # evaluation is a single epoch
         return fix(f"make {name} faster", "minutes")
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, session))

@@ -9,6 +9,8 @@ from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share
 from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
 from lightning_perf.rules.wording import percent
 
+_LIGHTNINGS = ("TQDMProgressBar", "RichProgressBar")
+
 
 @rule("PD506", "progress-bar-cost", needs_phase="callbacks", is_host_time=True, line_of=())
 def check(session: Session) -> Finding | None:
@@ -34,7 +36,13 @@ def check(session: Session) -> Finding | None:
         )
     else:
         other = f", or use TQDMProgressBar(refresh_rate={wanted})" if known_rate is None else ""
-        advice = trainer_fix(f"set enable_progress_bar=False{other}", enable_progress_bar=False)
+        # Lightning refuses the flag beside a bar in its callbacks, where any but its own must be.
+        first = "" if name in _LIGHTNINGS else f"remove {name} from the callbacks and "
+        advice = trainer_fix(
+            f"{first}set enable_progress_bar=False{other}",
+            note=f"and no {name} in callbacks",
+            enable_progress_bar=False,
+        )
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} {does} {often}.",

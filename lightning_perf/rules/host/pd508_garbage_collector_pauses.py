@@ -99,7 +99,8 @@ def _cause_and_advice(found: Collections, asked: AskedCollection | None) -> tupl
         return cause, fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
-    what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"
+    kind = "automatic collection" if worst.automatic_s == worst.total_s else "collection"  # some were asked for
+    what = f"{number_of(worst.n, kind)} of generation {worst.generation}"
     cause = f"{what} took {duration(worst.total_s / worst.n)}{' each' if worst.n > 1 else ''}.{alive}"
     raised = GC_RAISED_YOUNG * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
     return cause, fix(

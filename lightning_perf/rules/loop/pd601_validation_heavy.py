@@ -24,7 +24,10 @@ def check(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     flags, left, left_least = _less_often(session, ratio)
     fewer = _fewer_batches(session, left)
-    if not flags and fewer is not None:
+    is_by_time = session.run.has_trainer and trainer.val_check_interval is None
+    if is_by_time:
+        left_least = 0.0
+    elif not flags and fewer is not None:
         left, left_least = 1 - (1 - fewer[1]) * _part_in_batches(session), fewer[1]
     elif not flags:
         left = left_least = 1.0
@@ -37,13 +40,21 @@ def check(session: Session) -> Finding | None:
             optional_fact("check_val_every_n_epoch", trainer.check_val_every_n_epoch),
         ),
         prescriptions=(
-            _less_often_fix(flags) if flags else None,
-            _fewer_batches_fix(fewer[0], is_first=not flags) if fewer is not None else None,
+            _LONGER_TIME if is_by_time else _less_often_fix(flags) if flags else None,
+            _fewer_batches_fix(fewer[0], is_first=not (flags or is_by_time)) if fewer is not None else None,
         ),
         timed={"validation": validation_s},
         left=left,
         left_least=left_least,
     )
+
+
+_LONGER_TIME = fix(
+    "set a longer time as val_check_interval: checkpoints and early stopping that monitor validation are then updated "
+    "less often",
+    "one line",
+    "semantics",
+)
 
 
 def _less_often_fix(flags: dict[str, Any]) -> Prescription:
@@ -104,7 +115,7 @@ def _part_in_batches(session: Session) -> float:
 def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float, float]:
     """Return the flags to set and the part of validation that remains, at most and at least.
 
-    Returns no flags if the run is too short, with the part that limits its batches instead.
+    Returns no flags if the run is too short, or validates by time, with the part that limits its batches instead.
     """
     trainer = session.settings.trainer
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
@@ -115,7 +126,9 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float, 
     wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))
     n_batches, n_epochs = _length(session)
     left_least = 0.0
-    if isinstance(interval, int) and interval > 1:
+    if session.run.has_trainer and interval is None:  # a time
+        return {}, 1 / wanted, 1 / wanted
+    if isinstance(interval, int):
         times = min(wanted, n_batches // (interval * every))
         left = _batches_apart(session, interval, every) / max(1, interval * every * times)
         flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}

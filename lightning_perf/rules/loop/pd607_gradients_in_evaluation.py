@@ -28,8 +28,8 @@ def check(session: Session) -> Finding | None:
     return make_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
-            f"Validation, {percent(share)} of training time, builds autograd graphs that nothing uses; they cost "
-            f"memory and time. {how_to_measure([prescription])}"
+            f"Validation, {percent(share)} of training time, builds autograd graphs, which cost memory and time. "
+            f"Unless it computes gradients, nothing uses them. {how_to_measure([prescription])}"
         ),
         evidence=(
             fact("validation outputs have a graph", True),

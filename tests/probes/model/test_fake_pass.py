@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,18 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False)
 
 
+class OwnHooks(nn.Linear):
+    """A module with attributes of the user's that are named as torch's hooks are."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, SIZE)
+        self.grad_hooks: list[Any] = []
+        self.post_hooks = {"relu": torch.relu}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.post_hooks["relu"](super().forward(x))
+
+
 def deep() -> nn.Sequential:
     return nn.Sequential(nn.Linear(SIZE, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 2))
 
@@ -108,8 +121,9 @@ def deep() -> nn.Sequential:
         (lambda: nn.TransformerEncoderLayer(SIZE, 2, batch_first=True), (N, 3, SIZE)),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, 3)), (N, SIZE)),
         (Checkpointed, (N, SIZE)),
+        (OwnHooks, (N, SIZE)),
     ],
-    ids=["resnet", "attention", "lstm", "transformer", "weight-norm", "checkpointed"],
+    ids=["resnet", "attention", "lstm", "transformer", "weight-norm", "checkpointed", "own-hooks"],
 )
 def test_fake_step_has_the_operations_of_a_real_one(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     model, batch = make(), torch.randn(shape, requires_grad=True)
@@ -278,6 +292,12 @@ class Tracker:
 
 
 TRACKER = Tracker()
+NESTED = SimpleNamespace(inner=SimpleNamespace(n_steps=0))
+CONFIG = ModuleType("config")
+CONFIG.__file__ = __file__
+CONFIG.n_steps = 0
+call: Any = lambda: None  # noqa: E731 - a function with an attribute
+call.n_steps = 0
 
 
 class Stateful(nn.Module):
@@ -307,6 +327,9 @@ class Stateful(nn.Module):
         TRACKER.see(loss.detach())
         Stateful.seen.append(loss.detach())
         Stateful.n_seen += 1
+        NESTED.inner.n_steps += 1
+        CONFIG.n_steps += 1
+        call.n_steps += 1
         torch.manual_seed(3)
         self.train(not self.training)
         return loss
@@ -323,6 +346,7 @@ def everything(model: Stateful) -> Any:
         (random_streams(), repr(N_CALLS), torch.is_grad_enabled(), current_mode()),
         (list(torch.nn.modules.module._global_forward_hooks.items()), torch.get_num_threads(), sys.getprofile()),
         ([id(each) for each in (*LOSSES, *Stateful.seen)], Stateful.n_seen),
+        (NESTED.inner.n_steps, CONFIG.n_steps, call.n_steps),
         (id(TRACKER.last), {name: list(map(id, each)) for name, each in TRACKER.by_name.items()}),
     )
 

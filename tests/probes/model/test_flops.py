@@ -98,6 +98,14 @@ def test_attention_of_several_products_counts_as_its_formula() -> None:
     assert profile.backward_flops == near(2 * (projections + scores))
 
 
+def test_mask_of_a_fused_encoder_layer_is_no_weight() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    tokens, mask = torch.rand(8, 64, 16), torch.zeros(8, 64, dtype=torch.bool)
+    with torch.no_grad():
+        masked, unmasked = (counted(layer, tokens, None, each, train=False).forward_flops for each in (mask, None))
+    assert masked == unmasked
+
+
 @pytest.mark.parametrize("is_bidirectional", [False, True])
 def test_lstm_counts_as_its_formula(is_bidirectional: bool) -> None:
     layer = nn.LSTM(24, 32, num_layers=2, batch_first=True, bidirectional=is_bidirectional)

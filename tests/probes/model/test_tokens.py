@@ -77,6 +77,7 @@ def geometric(n: int) -> Any:
         ({"input_ids": IDS, "decoder_input_ids": IDS}, 2, 8),
         (pack_sequence([torch.arange(5), torch.arange(3)]), 2, 8),
         ((pack_sequence([torch.arange(5), torch.arange(3)]), torch.zeros(2)), 2, 8),
+        ({"audio": torch.zeros(2, 4), "attention_mask": torch.ones(2, 1, 4, 4).tril().bool()}, 2, None),
         (torch.zeros(2, 4), 2, None),
         ((torch.zeros(2, 4), IDS), 2, None),  # the labels of images
         (torch.arange(2), 2, None),
@@ -274,6 +275,28 @@ def test_batches_of_a_fixed_length_could_be_trimmed_to_their_longest_sequence() 
     lengths = np.array([len(text) for text in TEXTS]).reshape(-1, 4)
     assert padding.n_tokens == len(TEXTS) * 20
     assert padding.trimmed_tokens == int((lengths.max(axis=1) * 4).sum())
+
+
+def probe_after(batch: Any) -> TokensProbe:
+    loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=False)
+    options = SimpleNamespace(batch_size_fn=None, tokens_fn=None)
+    run: Any = SimpleNamespace(loop=loop, options=options, probes=SimpleNamespace(switch_off=None))
+    probe = TokensProbe(run)
+    probe.step_begins(batch)
+    return probe
+
+
+def test_lengths_of_other_sequences_are_not_taken_for_those_of_the_tokens() -> None:
+    audio_lengths = torch.tensor([300, 200])
+    probe = probe_after({"tokens": IDS, "input_lengths": audio_lengths})
+    assert probe.record() is None
+    assert "of another tensor" in probe.reasons()["padding"]
+
+
+def test_padding_that_the_device_has_not_returned_yet_is_missing_with_that_reason() -> None:
+    probe = probe_after({"input_ids": IDS.to("meta"), "attention_mask": MASK.to("meta")})
+    assert probe.record() is None
+    assert "when an epoch ends" in probe.reasons()["padding"]
 
 
 def test_functions_of_the_user_count_samples_and_tokens() -> None:
