@@ -17,6 +17,9 @@ columns, diagonal = nn.Parameter(torch.rand(4, 12, 3)), nn.Parameter(1 + torch.r
 images, volumes = nn.Parameter(torch.rand(2, 3, 20, 24)), nn.Parameter(torch.rand(2, 1, 9, 10, 11))
 window = torch.hann_window(7, periodic=False) + 0.1
 kernel = torch.outer(window, window)
+# Of steganalysis: rank 2, and each row adds up to 0.
+high_pass = torch.tensor([[-1, 2, -2, 2, -1], [2, -6, 8, -6, 2], [-2, 8, -12, 8, -2], [2, -6, 8, -6, 2],
+                          [-1, 2, -2, 2, -1.0]])  # fmt: skip
 rows, target, source = torch.randint(20, (64,)), torch.rand(20, 8), nn.Parameter(torch.rand(64, 8))
 
 
@@ -105,6 +108,7 @@ def test_outer_products_are_convolved_along_one_dimension_at_a_time(given, weigh
         kernel[:3, :3],
         nn.Parameter(kernel.expand(3, 1, 7, 7).clone()),
         kernel - kernel.mean(),
+        high_pass,
     ],
 )
 def test_other_kernels_are_left_alone(weight):
