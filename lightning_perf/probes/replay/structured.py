@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from lightning_perf.probes.sampled_steps.zeros import EMPTY
+
 from .calls import SCATTERS, CallLog, TensorSpec
 from .functions import Bound, Cheaper, Work, function_of
 
@@ -101,11 +103,15 @@ def scattered_rows(log: CallLog) -> Iterator[Cheaper]:
         is_expanded = len(index.shape) > 1 and not any(index.stride[1:]) and index.stride[0] > 0
         if named["dim"] % len(index.shape) or not is_expanded or index.shape != source.shape:
             continue
+        if target.shape[1:] != source.shape[1:]:
+            continue  # columns without an index stay as they are
         generator = torch.Generator().manual_seed(0)
         rows = torch.randint(target.shape[0], index.shape[:1], generator=generator)
         reduce, is_added = named.get("reduce", "sum"), named.get("include_self", True)
         if reduce not in ("sum", "mean"):
             continue  # index_reduce is experimental
+        if not is_added and (target.source < 0 or log.calls[target.source].name not in EMPTY):
+            continue  # rows without an index keep their values
         options = {"reduce": reduce, "include_self": is_added}
         as_is: Bound = partial(_scattered, rows), (target, source), options
         treated: Bound = partial(_by_rows, rows), (target, source), options
@@ -115,15 +121,17 @@ def scattered_rows(log: CallLog) -> Iterator[Cheaper]:
 
 
 def _scattered(rows: Tensor, target: Tensor, source: Tensor, *, reduce: str, include_self: bool) -> Tensor:
-    index = rows.view(-1, *(1 for _ in source.shape[1:])).expand_as(source)
+    index = rows.to(source.device).view(-1, *(1 for _ in source.shape[1:])).expand_as(source)
     if reduce == "sum" and include_self:
         return target.scatter_add(0, index, source)
     return target.scatter_reduce(0, index, source, reduce, include_self=include_self)
 
 
 def _by_rows(rows: Tensor, target: Tensor, source: Tensor, *, reduce: str, include_self: bool) -> Tensor:
+    rows = rows.to(source.device)
     total = (target if include_self else torch.zeros_like(target)).index_add(0, rows, source)
     if reduce == "sum":
         return total
-    degree = (torch.bincount(rows, minlength=len(target)) + include_self).clamp(min=1)
+    ones = total.new_ones(len(rows))  # `bincount` waits for a device
+    degree = (total.new_zeros(len(target)).index_add(0, rows, ones) + include_self).clamp(min=1)
     return total / degree.view(-1, *(1 for _ in source.shape[1:]))

@@ -79,7 +79,10 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "scatter": (
         "use {function}, which takes an index for each row",
         "with an index for each row, these operators run",
-        "y = torch.zeros_like(y).{function}",
+        "index = index[:, 0]  # one for each row; in more than two dimensions, index[:, 0, 0]\n"
+        "y = y.{function}\n"
+        "# of a mean: degree = torch.bincount(index, minlength=len(y)).clamp(min=1)[:, None]; or, with include_self,\n"
+        "# degree = 1 + torch.bincount(index, minlength=len(y))[:, None]",
     ),
 }
 """Kind → what to do, the beginning of the sentence on the measured speedup, and code."""

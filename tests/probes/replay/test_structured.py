@@ -122,12 +122,19 @@ def test_other_kernels_are_left_alone(weight):
 def test_rows_are_added_with_one_index_each(reduce, function, include_self):
     index = rows.unsqueeze(1).expand_as(source)
     options = {"reduce": reduce, "include_self": include_self}
-    log, found = log_of(lambda: target.scatter_reduce(0, index, source, **options).sum().backward())
+    given = target if include_self else torch.zeros_like(target)
+
+    def step():
+        into = target if include_self else torch.zeros_like(target)
+        into.scatter_reduce(0, index, source, **options).sum().backward()
+
+    log, found = log_of(step)
     assert (found.kind, found.shape, found.size, found.function) == ("scatter", (64, 8), 20, function)
     (work,) = cheaper(log)
-    given = target if include_self else torch.zeros_like(target)
     results = [function(given, source, **named) for function, _, named in (*work.as_is, *work.treated)]
     assert torch.allclose(*results, atol=1e-5)
+    for function, _, named in (*work.as_is, *work.treated):  # on another device
+        assert function(given.to("meta"), source.to("meta"), **named).shape == target.shape
 
 
 def test_sums_by_scatter_add_are_added_with_one_index_each():
@@ -145,3 +152,14 @@ def test_sums_by_scatter_add_are_added_with_one_index_each():
 )
 def test_other_scatters_are_left_alone(index, reduce):
     assert log_of(lambda: target.scatter_reduce(0, index, source, reduce).sum().backward())[1] is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda index: (2 * target).scatter_reduce(0, index, source, "mean", include_self=False),
+        lambda index: torch.zeros(20, 12).scatter_add(0, index, source),
+    ],
+)
+def test_scatters_that_leave_elements_as_they_are_are_left_alone(step):
+    assert log_of(lambda: step(rows.unsqueeze(1).expand_as(source)).sum().backward())[1] is None
