@@ -65,9 +65,10 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
         "    embedding.weight[rows] = found * (max_norm / found.norm(dim=1, keepdim=True)).clamp(max=1.0)",
     ),
     "factor": (
-        "give the distribution the factor",
+        "use the factor instead of decomposing its product",
         "without decomposing the product, these operators run",
-        "MultivariateNormal(mean, scale_tril=factor)  # if it is triangular; if it has few columns:\n"
+        "MultivariateNormal(mean, scale_tril=factor)  # if it is triangular, with a positive diagonal; or, if it has "
+        "few columns,\n"
         "LowRankMultivariateNormal(mean, factor, diagonal)  # for factor @ factor.mT + torch.diag_embed(diagonal)",
     ),
     "kernel": (

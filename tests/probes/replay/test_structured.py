@@ -46,6 +46,17 @@ def of_two():
     likelihood(product).backward()
 
 
+def of_precision():
+    factor = entries.tril(-1) + torch.diag_embed(diagonal)
+    MultivariateNormal(torch.zeros(12), precision_matrix=factor @ factor.mT).log_prob(torch.ones(12)).sum().backward()
+
+
+def of_penalized():
+    factor = entries.tril(-1) + torch.diag_embed(diagonal)
+    product = factor @ factor.mT
+    (likelihood(product) + product.square().sum()).backward()
+
+
 @pytest.mark.parametrize(("step", "size", "is_thin"), [(of_triangular, 12, 0), (of_few_columns, 3, 1)])
 def test_a_known_factor_is_found(step, size, is_thin):
     log, found = log_of(step)
@@ -57,8 +68,8 @@ def test_a_known_factor_is_found(step, size, is_thin):
     assert [result.shape[-1] for result in results] == [12, size]
 
 
-@pytest.mark.parametrize("step", [of_full, of_two])
-def test_products_without_a_known_factor_are_left_alone(step):
+@pytest.mark.parametrize("step", [of_full, of_two, of_precision, of_penalized])
+def test_products_without_a_known_factor_or_with_another_use_are_left_alone(step):
     assert log_of(step)[1] is None
 
 
