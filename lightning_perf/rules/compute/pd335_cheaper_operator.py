@@ -74,8 +74,8 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "kernel": (
         "convolve along one dimension at a time",
         "along one dimension at a time, these convolutions run",
-        "x = F.conv2d(x, column, padding=(n // 2, 0), groups=x.shape[1])  # n × 1; column * row is the kernel\n"
-        "x = F.conv2d(x, row, padding=(0, n // 2), groups=x.shape[1])  # 1 × n",
+        "x = F.conv2d(x, column, padding=(p, 0), groups=x.shape[1])  # n × 1; column * row is the kernel, p its "
+        "padding\nx = F.conv2d(x, row, padding=(0, p), groups=x.shape[1])  # 1 × n",
     ),
     "scatter": (
         "use {function}, which takes an index for each row",
