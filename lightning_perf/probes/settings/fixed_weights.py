@@ -16,6 +16,8 @@ from lightning_perf.probes.model import module_walk
 from lightning_perf.records import FixedWeights, Session
 from lightning_perf.seams import is_overridden
 
+from .hyperparameters import added_save_s
+
 _LEAST_BYTES = 2**20  # smaller ones add next to nothing to the time of saving a checkpoint
 _N_SAMPLED = 64
 """Elements that are compared: an average of other weights, such as a teacher's, changes all of them."""
@@ -39,14 +41,14 @@ class _State(NamedTuple):
 
 
 class FixedWeightsProbe(Probe):
-    """Compares a few elements of the weights without a gradient at the start and at the end of a fit."""
+    """Compares weights without a gradient at the start and at the end of a fit, and times what saving them adds."""
 
     name = "fixed_weights"
     stages = ("fit",)
     after = ("settings", "gradients", "hyperparameters", "added_hooks")
 
     def __init__(self, run: RunContext) -> None:
-        self._module, self._trainer = run.pl_module, run.trainer
+        self._module, self._trainer, self._folder = run.pl_module, run.trainer, run.folder
         self._before: dict[str, _State] = {}
         self._found: FixedWeights | None = None
 
@@ -56,7 +58,10 @@ class FixedWeightsProbe(Probe):
 
     def before_report(self, is_last: bool) -> None:
         if is_last:
-            self._found = _unchanged(self._module, self._before, self._trainer.world_size > 1)
+            found = _unchanged(self._module, self._before, self._trainer.world_size > 1)
+            if found is not None and self._folder is not None:
+                found = msgspec.structs.replace(found, costs_s=added_save_s(found.n_bytes, self._folder))
+            self._found = found
 
     def part(self, session: Session) -> Mapping[str, Any]:
         settings, replace = session.settings, msgspec.structs.replace

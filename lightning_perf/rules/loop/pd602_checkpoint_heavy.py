@@ -25,18 +25,19 @@ def check(session: Session) -> Finding | None:
     times = min(MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), n_fitting)
     data, fixed = _data_in(session), _fixed_in(session)
     left, left_least = 1 / times, 1 / times if times > 1 else 0.0
+    excess = data or fixed
+    if excess is not None:
+        left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (excess.costs_s or 0.0) / seconds), 0.0
     if data is not None:
         each += (
             f" The hyperparameters, most of them {place(data.largest, data.site)}, have {size_text(data.n_bytes)}, the "
             f"weights {size_text(_weights_bytes(session))}."
         )
-        left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (data.costs_s or 0.0) / seconds), 0.0
     elif fixed is not None:
         each += (
-            f" Of its {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, "
-            f"most of all {fixed.largest}."
+            f" Of {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, the "
+            f"largest of them {fixed.largest}."
         )
-        left, left_least = 1.0 - (1 - SPREAD) * fixed.n_bytes / _state_bytes(session, fixed), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",

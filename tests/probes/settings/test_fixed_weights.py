@@ -84,6 +84,7 @@ def found_in(module, folder, *callbacks):
     data = torch.utils.data.TensorDataset(torch.randint(N // 4, (20, 3)))
     trainer.fit(module, DataLoader(data, batch_size=2))
     found = doctor.session.settings.model.fixed_weights
+    assert found is None or found.costs_s is not None
     return found and (found.n_bytes, found.largest, found.is_buffer)
 
 
