@@ -96,20 +96,25 @@ def _state_bytes(session: Session, fixed: FixedWeights) -> int:
 
 def _without_fixed(fixed: FixedWeights) -> Prescription:
     if fixed.is_buffer:
+        name = fixed.largest.rpartition(".")[2]
         return fix(
-            f"leave the buffer {fixed.largest} out of checkpoints",
-            "one line",
-            code=f'self.register_buffer("{fixed.largest.rpartition(".")[2]}", tensor, persistent=False)',
+            f"leave buffers such as {fixed.largest} out of checkpoints, if the model makes the same ones again",
+            "minutes",
+            code=(
+                "self.strict_loading = False  # in __init__, to load older checkpoints, which hold it\n"
+                f'self.register_buffer("{name}", tensor, persistent=False)  # not of random values'
+            ),
         )
     return fix(
-        f"leave weights that do not change, such as {fixed.largest}, out of checkpoints",
+        f"leave weights such as {fixed.largest} out of checkpoints, if the model loads them from their own file",
         "minutes",
         code=(
             "self.strict_loading = False  # in __init__, where these weights are loaded from their own file\n"
             "def on_save_checkpoint(self, checkpoint):\n"
-            "    fixed = {name for name, weight in self.named_parameters() if not weight.requires_grad}\n"
-            "    for name in fixed & checkpoint['state_dict'].keys():\n"
-            "        del checkpoint['state_dict'][name]"
+            "    trained = {weight for optimizer in self.trainer.optimizers for weight in optimizer.state}\n"
+            "    for name, weight in self.named_parameters(remove_duplicate=False):\n"
+            "        if not weight.requires_grad and weight not in trained:\n"
+            '            checkpoint["state_dict"].pop(name, None)'
         ),
     )
 

@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
+from lightning_perf.records import FixedWeights
+from lightning_perf.rules.loop.pd602_checkpoint_heavy import _without_fixed
 
 N = 2**18  # elements of a mebibyte
 
@@ -76,13 +78,17 @@ class Averaging(Callback):
         checkpoint["averages"] = dict(checkpoint["state_dict"])
 
 
-def found_in(module, folder, *callbacks):
-    doctor = PerfDoctor(out_dir=folder, console="off")
+def fitted(module, *callbacks):
     trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False,
-                      callbacks=[doctor, *callbacks])  # fmt: skip
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks))  # fmt: skip
     data = torch.utils.data.TensorDataset(torch.randint(N // 4, (20, 3)))
     trainer.fit(module, DataLoader(data, batch_size=2))
+    return trainer
+
+
+def found_in(module, folder, *callbacks):
+    doctor = PerfDoctor(out_dir=folder, console="off")
+    fitted(module, doctor, *callbacks)
     found = doctor.session.settings.model.fixed_weights
     assert found is None or found.costs_s is not None
     return found and (found.n_bytes, found.largest, found.is_buffer)
@@ -111,3 +117,32 @@ def test_a_buffer_that_is_written_or_cannot_be_read_is_left_out(kind, tmp_path):
 @pytest.mark.parametrize(("kind", "callbacks"), [(Lean, ()), (LeanState, ()), (Tuned, (Averaging(),))])
 def test_nothing_is_found_where_user_code_changes_what_a_checkpoint_holds(kind, callbacks, tmp_path):
     assert found_in(kind(), tmp_path, *callbacks) is None
+
+
+class FollowingAdvice(Tuned):
+    """A tied table, and a second head that is frozen once it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.strict_loading = False
+        self.output, self.second = nn.Embedding(N // 4, 4), nn.Linear(1, 1)
+        self.output.weight = self.table.weight
+
+    def training_step(self, batch, batch_idx):
+        self.second.requires_grad_(batch_idx < 5)
+        return self.second(super().training_step(batch, batch_idx).view(1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 1e-3)
+
+
+def test_the_recommended_code_leaves_out_no_weights_that_were_trained(tmp_path):
+    recommended = _without_fixed(FixedWeights(n_bytes=N, largest="table.weight", is_buffer=False)).code
+    defined: dict = {}
+    exec(recommended.partition("\n")[2], defined)
+    kind = type("Lean", (FollowingAdvice,), {"on_save_checkpoint": defined["on_save_checkpoint"]})
+    module = kind()
+    fitted(module).save_checkpoint(tmp_path / "lean.ckpt")
+    saved = torch.load(tmp_path / "lean.ckpt", weights_only=True)["state_dict"]
+    assert {*saved} == {"head.weight", "head.bias", "second.weight", "second.bias", "counts"}
+    assert torch.equal(kind.load_from_checkpoint(tmp_path / "lean.ckpt").second.weight, module.second.weight)
