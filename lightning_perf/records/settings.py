@@ -188,15 +188,16 @@ class FixedWeights(Record, frozen=True, kw_only=True):
     """Weights that each checkpoint holds, and that a fit did not change.
 
     Attributes:
-        n_bytes: Bytes of all parameters and buffers of a mebibyte or more without a gradient, of which no sampled
-            element changed.
+        n_bytes: Bytes of those parameters, or buffers, of a mebibyte or more without a gradient that nothing wrote to.
         largest: Path of the largest one, e.g. ``"encoder.embedding.weight"``.
-        is_buffer: Whether that one is a buffer.
+        is_buffer: Whether they are buffers, which take more bytes than such parameters then.
+        costs_s: Seconds that they add to saving a checkpoint; None if unknown.
     """
 
     n_bytes: int
     largest: str
     is_buffer: bool
+    costs_s: float | None = None
 
 
 class AddedHooks(Record, frozen=True, kw_only=True):

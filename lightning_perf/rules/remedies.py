@@ -7,7 +7,8 @@ _REMEDIES = (
     # That of a RandomState permutes all of the population.
     (
         r"\.choice\((?!.*\bp\s*=).*replace\s*=\s*False",
-        "keep one generator (np.random.default_rng) and call its choice, which is faster for a few of many items",
+        "call the choice of a Generator (np.random.default_rng), kept in between, not that of np.random or of a "
+        "RandomState: it is faster for a few of many items",
     ),
     (
         r"\.choice\((?!.*replace\s*=\s*False)[^;]*,\s*p\s*=(?!=)",

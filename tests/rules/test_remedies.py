@@ -11,7 +11,7 @@ from lightning_perf.rules.remedies import remedy_for
     ("texts", "words"),
     [
         (["idx = np.random.choice(self.size, n, replace=False)"], "np.random.default_rng"),
-        (["rows = self.state.choice(self.size, n, replace=False)"], "np.random.default_rng"),
+        (["rows = self.rng.choice(self.size, n, replace=False)"], "not that of np.random or of a RandomState"),
         (["x = rng.choice(n_items, size=5, p=self.popularity)"], "np.searchsorted"),
         (['image = np.load(path)["image"]'], "mmap_mode"),
         (['image = case["image"]', "numpy.NpzFile.__getitem__"], "mmap_mode"),

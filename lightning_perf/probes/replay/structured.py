@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from .calls import SCATTERS, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, function_of
+from lightning_perf.probes.sampled_steps.zeros import EMPTY
+
+from .calls import SCATTERS, Call, CallLog, TensorSpec
+from .functions import Bound, Cheaper, Readers, Work, function_of, readers_of
 
 Tensor = torch.Tensor
 
@@ -19,14 +21,17 @@ def factorized_again(log: CallLog) -> Iterator[Cheaper]:
 
     A triangular factor is what the decomposition gives. Of a thin one to whose product a diagonal is added, a matrix
     with as many rows as it has columns is decomposed instead (https://en.wikipedia.org/wiki/Woodbury_matrix_identity).
+    A decomposition may only check that a matrix is positive definite, e.g. a precision matrix, and a product may be
+    part of the loss itself.
     """
+    readers = readers_of(log)
     for call in log.calls:
-        if call.name != "aten::linalg_cholesky_ex" or not call.specs:
+        if call.name != "aten::linalg_cholesky_ex" or not call.specs or not _is_factor_read(call, readers):
             continue
         matrix = call.specs[0]
         between = log.calls[matrix.source] if matrix.source >= 0 else call
         product = between
-        if between.name == "aten::add":
+        if between.name == "aten::add" and between.named["alpha"] == 1:
             writers = {spec: log.calls[spec.source].name for spec in between.specs if spec.source >= 0}
             added = next((spec for spec, name in writers.items() if name == "aten::diag_embed"), None)
             others = [spec.source for spec in between.specs if spec is not added and spec.source >= 0]
@@ -36,6 +41,9 @@ def factorized_again(log: CallLog) -> Iterator[Cheaper]:
             continue
         factor = product.specs[0]
         calls = tuple({each.index: each for each in (product, between, call)}.values())
+        reading = [one for each in (product, between) for one in readers[each.index] if one not in calls]
+        if any(one.has_backward for one in reading):
+            continue
         if is_thin:
             diagonal = factor.dense(factor.shape[:-1])
             as_is: Bound = _of_thin_product, (factor, diagonal), {}
@@ -44,6 +52,12 @@ def factorized_again(log: CallLog) -> Iterator[Cheaper]:
             as_is, treated = (_of_product, (factor,), {}), (torch.tril, (factor,), {})
         size = factor.shape[-1]
         yield Cheaper("factor", Work(calls, (as_is,), (treated,)), product.site, matrix.shape, size, int(is_thin))
+
+
+def _is_factor_read(call: Call, readers: Readers) -> bool:
+    """Return whether anything reads the factor that a decomposition gives, not only whether it succeeded."""
+    specs = (spec for reader in readers[call.index] for spec in reader.specs)
+    return any(spec.source == call.index and spec.dtype.is_floating_point for spec in specs)
 
 
 def _of_product(factor: Tensor) -> Any:
@@ -101,11 +115,15 @@ def scattered_rows(log: CallLog) -> Iterator[Cheaper]:
         is_expanded = len(index.shape) > 1 and not any(index.stride[1:]) and index.stride[0] > 0
         if named["dim"] % len(index.shape) or not is_expanded or index.shape != source.shape:
             continue
+        if target.shape[1:] != source.shape[1:]:
+            continue  # columns without an index stay as they are
         generator = torch.Generator().manual_seed(0)
         rows = torch.randint(target.shape[0], index.shape[:1], generator=generator)
         reduce, is_added = named.get("reduce", "sum"), named.get("include_self", True)
         if reduce not in ("sum", "mean"):
             continue  # index_reduce is experimental
+        if not is_added and (target.source < 0 or log.calls[target.source].name not in EMPTY):
+            continue  # rows without an index keep their values
         options = {"reduce": reduce, "include_self": is_added}
         as_is: Bound = partial(_scattered, rows), (target, source), options
         treated: Bound = partial(_by_rows, rows), (target, source), options
@@ -115,15 +133,17 @@ def scattered_rows(log: CallLog) -> Iterator[Cheaper]:
 
 
 def _scattered(rows: Tensor, target: Tensor, source: Tensor, *, reduce: str, include_self: bool) -> Tensor:
-    index = rows.view(-1, *(1 for _ in source.shape[1:])).expand_as(source)
+    index = rows.to(source.device).view(-1, *(1 for _ in source.shape[1:])).expand_as(source)
     if reduce == "sum" and include_self:
         return target.scatter_add(0, index, source)
     return target.scatter_reduce(0, index, source, reduce, include_self=include_self)
 
 
 def _by_rows(rows: Tensor, target: Tensor, source: Tensor, *, reduce: str, include_self: bool) -> Tensor:
+    rows = rows.to(source.device)
     total = (target if include_self else torch.zeros_like(target)).index_add(0, rows, source)
     if reduce == "sum":
         return total
-    degree = (torch.bincount(rows, minlength=len(target)) + include_self).clamp(min=1)
+    ones = total.new_ones(len(rows))  # `bincount` waits for a device
+    degree = (total.new_zeros(len(target)).index_add(0, rows, ones) + include_self).clamp(min=1)
     return total / degree.view(-1, *(1 for _ in source.shape[1:]))

@@ -56,7 +56,8 @@ def _is_separable(weight: Any) -> bool:
     kernels = weight.detach()
     product = math.prod(kernels.sum([dim for dim in dims if dim != kept], keepdim=True) for kept in dims)
     total = kernels.sum(list(dims), keepdim=True) ** (len(dims) - 1)
-    return bool(((product - kernels * total).abs() <= _TOLERANCE * kernels.abs().amax() * total.abs()).all())
+    # Not `<=`: kernels whose rows each add up to 0 have no such product.
+    return bool(((product - kernels * total).abs() < _TOLERANCE * kernels.abs().amax() * total.abs()).all())
 
 
 def _is_on_cpu(value: Any) -> bool:

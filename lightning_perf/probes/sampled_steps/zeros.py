@@ -26,7 +26,7 @@ _DECOMPOSITIONS = {
 
 
 _SCATTERING = {"aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::scatter_add_"}
-_EMPTY = {"aten::zeros", "aten::new_zeros", "aten::zeros_like"}
+EMPTY = {"aten::zeros", "aten::new_zeros", "aten::zeros_like"}
 _SCALING = {"aten::mul", "aten::div", "aten::mul_", "aten::div_"}
 
 
@@ -84,7 +84,7 @@ def is_made_from_indices(calls: Sequence[Any], index: int) -> bool:
     is_scattered = False
     while index >= 0 and calls[index].name in _SCATTERING and torch.bool not in {s.dtype for s in calls[index].specs}:
         is_scattered, index = True, _written_before(calls, index)
-    return is_scattered and index >= 0 and calls[index].name in _EMPTY
+    return is_scattered and index >= 0 and calls[index].name in EMPTY
 
 
 def _written_before(calls: Sequence[Any], index: int) -> int:

@@ -77,7 +77,7 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
         n_bytes, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
         if n_bytes < _LEAST_BYTES:
             return None
-        costs_s = _added_save_s(n_bytes, folder) if folder is not None else None
+        costs_s = added_save_s(n_bytes, folder) if folder is not None else None
         if costs_s is not None:
             costs_s += sum(each.seconds for each in objects.values())
     return Hyperparameters(
@@ -159,7 +159,7 @@ class _Lists:
         return all(self._is_of_values(item, depth - 1) for item in items)
 
 
-def _added_save_s(n_bytes: int, folder: Path) -> float | None:
+def added_save_s(n_bytes: int, folder: Path) -> float | None:
     """Return the seconds that ``n_bytes`` of data add to saving a checkpoint; None if they cannot be timed.
 
     An empty file and one with the data are written as Lightning writes checkpoints, and removed.

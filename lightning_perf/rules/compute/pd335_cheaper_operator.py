@@ -65,21 +65,25 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
         "    embedding.weight[rows] = found * (max_norm / found.norm(dim=1, keepdim=True)).clamp(max=1.0)",
     ),
     "factor": (
-        "give the distribution the factor",
+        "use the factor instead of decomposing its product",
         "without decomposing the product, these operators run",
-        "MultivariateNormal(mean, scale_tril=factor)  # if it is triangular; if it has few columns:\n"
+        "MultivariateNormal(mean, scale_tril=factor)  # if it is triangular, with a positive diagonal; or, if it has "
+        "few columns,\n"
         "LowRankMultivariateNormal(mean, factor, diagonal)  # for factor @ factor.mT + torch.diag_embed(diagonal)",
     ),
     "kernel": (
         "convolve along one dimension at a time",
         "along one dimension at a time, these convolutions run",
-        "x = F.conv2d(x, column, padding=(n // 2, 0), groups=x.shape[1])  # n × 1; column * row is the kernel\n"
-        "x = F.conv2d(x, row, padding=(0, n // 2), groups=x.shape[1])  # 1 × n",
+        "x = F.conv2d(x, column, padding=(p, 0), groups=x.shape[1])  # n × 1; column * row is the kernel, p its "
+        "padding\nx = F.conv2d(x, row, padding=(0, p), groups=x.shape[1])  # 1 × n",
     ),
     "scatter": (
         "use {function}, which takes an index for each row",
         "with an index for each row, these operators run",
-        "y = torch.zeros_like(y).{function}",
+        "index = index[:, 0]  # one for each row; in more than two dimensions, index[:, 0, 0]\n"
+        "y = y.{function}\n"
+        "# of a mean: degree = torch.bincount(index, minlength=len(y)).clamp(min=1)[:, None]; or, with include_self,\n"
+        "# degree = 1 + torch.bincount(index, minlength=len(y))[:, None]",
     ),
 }
 """Kind → what to do, the beginning of the sentence on the measured speedup, and code."""

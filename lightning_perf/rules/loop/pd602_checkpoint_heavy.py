@@ -25,18 +25,19 @@ def check(session: Session) -> Finding | None:
     times = min(MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), n_fitting)
     data, fixed = _data_in(session), _fixed_in(session)
     left, left_least = 1 / times, 1 / times if times > 1 else 0.0
+    excess = data or fixed
+    if excess is not None:
+        left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (excess.costs_s or 0.0) / seconds), 0.0
     if data is not None:
         each += (
             f" The hyperparameters, most of them {place(data.largest, data.site)}, have {size_text(data.n_bytes)}, the "
             f"weights {size_text(_weights_bytes(session))}."
         )
-        left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (data.costs_s or 0.0) / seconds), 0.0
     elif fixed is not None:
         each += (
-            f" Of its {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, "
-            f"most of all {fixed.largest}."
+            f" Of {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, the "
+            f"largest of them {fixed.largest}."
         )
-        left, left_least = 1.0 - (1 - SPREAD) * fixed.n_bytes / _state_bytes(session, fixed), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
@@ -95,20 +96,25 @@ def _state_bytes(session: Session, fixed: FixedWeights) -> int:
 
 def _without_fixed(fixed: FixedWeights) -> Prescription:
     if fixed.is_buffer:
+        name = fixed.largest.rpartition(".")[2]
         return fix(
-            f"leave the buffer {fixed.largest} out of checkpoints",
-            "one line",
-            code=f'self.register_buffer("{fixed.largest.rpartition(".")[2]}", tensor, persistent=False)',
+            f"leave buffers such as {fixed.largest} out of checkpoints, if the model makes the same ones again",
+            "minutes",
+            code=(
+                "self.strict_loading = False  # in __init__, to load older checkpoints, which hold it\n"
+                f'self.register_buffer("{name}", tensor, persistent=False)  # not of random values'
+            ),
         )
     return fix(
-        f"leave weights that do not change, such as {fixed.largest}, out of checkpoints",
+        f"leave weights such as {fixed.largest} out of checkpoints, if the model loads them from their own file",
         "minutes",
         code=(
             "self.strict_loading = False  # in __init__, where these weights are loaded from their own file\n"
             "def on_save_checkpoint(self, checkpoint):\n"
-            "    fixed = {name for name, weight in self.named_parameters() if not weight.requires_grad}\n"
-            "    for name in fixed & checkpoint['state_dict'].keys():\n"
-            "        del checkpoint['state_dict'][name]"
+            "    trained = {weight for optimizer in self.trainer.optimizers for weight in optimizer.state}\n"
+            "    for name, weight in self.named_parameters(remove_duplicate=False):\n"
+            "        if not weight.requires_grad and weight not in trained:\n"
+            '            checkpoint["state_dict"].pop(name, None)'
         ),
     )
 

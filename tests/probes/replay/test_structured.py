@@ -17,6 +17,9 @@ columns, diagonal = nn.Parameter(torch.rand(4, 12, 3)), nn.Parameter(1 + torch.r
 images, volumes = nn.Parameter(torch.rand(2, 3, 20, 24)), nn.Parameter(torch.rand(2, 1, 9, 10, 11))
 window = torch.hann_window(7, periodic=False) + 0.1
 kernel = torch.outer(window, window)
+# Of steganalysis: rank 2, and each row adds up to 0.
+high_pass = torch.tensor([[-1, 2, -2, 2, -1], [2, -6, 8, -6, 2], [-2, 8, -12, 8, -2], [2, -6, 8, -6, 2],
+                          [-1, 2, -2, 2, -1.0]])  # fmt: skip
 rows, target, source = torch.randint(20, (64,)), torch.rand(20, 8), nn.Parameter(torch.rand(64, 8))
 
 
@@ -43,6 +46,17 @@ def of_two():
     likelihood(product).backward()
 
 
+def of_precision():
+    factor = entries.tril(-1) + torch.diag_embed(diagonal)
+    MultivariateNormal(torch.zeros(12), precision_matrix=factor @ factor.mT).log_prob(torch.ones(12)).sum().backward()
+
+
+def of_penalized():
+    factor = entries.tril(-1) + torch.diag_embed(diagonal)
+    product = factor @ factor.mT
+    (likelihood(product) + product.square().sum()).backward()
+
+
 @pytest.mark.parametrize(("step", "size", "is_thin"), [(of_triangular, 12, 0), (of_few_columns, 3, 1)])
 def test_a_known_factor_is_found(step, size, is_thin):
     log, found = log_of(step)
@@ -54,8 +68,8 @@ def test_a_known_factor_is_found(step, size, is_thin):
     assert [result.shape[-1] for result in results] == [12, size]
 
 
-@pytest.mark.parametrize("step", [of_full, of_two])
-def test_products_without_a_known_factor_are_left_alone(step):
+@pytest.mark.parametrize("step", [of_full, of_two, of_precision, of_penalized])
+def test_products_without_a_known_factor_or_with_another_use_are_left_alone(step):
     assert log_of(step)[1] is None
 
 
@@ -105,6 +119,7 @@ def test_outer_products_are_convolved_along_one_dimension_at_a_time(given, weigh
         kernel[:3, :3],
         nn.Parameter(kernel.expand(3, 1, 7, 7).clone()),
         kernel - kernel.mean(),
+        high_pass,
     ],
 )
 def test_other_kernels_are_left_alone(weight):
@@ -118,12 +133,19 @@ def test_other_kernels_are_left_alone(weight):
 def test_rows_are_added_with_one_index_each(reduce, function, include_self):
     index = rows.unsqueeze(1).expand_as(source)
     options = {"reduce": reduce, "include_self": include_self}
-    log, found = log_of(lambda: target.scatter_reduce(0, index, source, **options).sum().backward())
+    given = target if include_self else torch.zeros_like(target)
+
+    def step():
+        into = target if include_self else torch.zeros_like(target)
+        into.scatter_reduce(0, index, source, **options).sum().backward()
+
+    log, found = log_of(step)
     assert (found.kind, found.shape, found.size, found.function) == ("scatter", (64, 8), 20, function)
     (work,) = cheaper(log)
-    given = target if include_self else torch.zeros_like(target)
     results = [function(given, source, **named) for function, _, named in (*work.as_is, *work.treated)]
     assert torch.allclose(*results, atol=1e-5)
+    for function, _, named in (*work.as_is, *work.treated):  # on another device
+        assert function(given.to("meta"), source.to("meta"), **named).shape == target.shape
 
 
 def test_sums_by_scatter_add_are_added_with_one_index_each():
@@ -141,3 +163,14 @@ def test_sums_by_scatter_add_are_added_with_one_index_each():
 )
 def test_other_scatters_are_left_alone(index, reduce):
     assert log_of(lambda: target.scatter_reduce(0, index, source, reduce).sum().backward())[1] is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda index: (2 * target).scatter_reduce(0, index, source, "mean", include_self=False),
+        lambda index: torch.zeros(20, 12).scatter_add(0, index, source),
+    ],
+)
+def test_scatters_that_leave_elements_as_they_are_are_left_alone(step):
+    assert log_of(lambda: step(rows.unsqueeze(1).expand_as(source)).sum().backward())[1] is None

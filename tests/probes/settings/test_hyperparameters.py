@@ -71,7 +71,7 @@ def test_lists_of_numbers_and_strings_are_measured_by_some_of_their_items(data: 
 
 
 def test_time_of_lists_is_that_of_some_items_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hyperparameters, "_added_save_s", lambda n_bytes, folder: 2.0)
+    monkeypatch.setattr(hyperparameters, "added_save_s", lambda n_bytes, folder: 2.0)
     monkeypatch.setattr(hyperparameters, "_serializing_s", lambda content: 0.1 + 0.005 * len(content))
     found = read_hyperparameters(Saving(ROWS), tmp_path)
     assert found is not None
