@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,11 +76,13 @@ LIBC = ctypes.CDLL(None)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "empty").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    return tmp_path
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # not in /dev/shm, where workers may write
+        folder = Path(name)
+        (folder / "file").write_text("mine")
+        (folder / "empty").mkdir()
+        os.mkfifo(folder / "pipe")
+        yield folder
 
 
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
