@@ -79,10 +79,12 @@ def _saved(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_saved_whole(trainer: Any, module: Any) -> bool:
-    """Return whether checkpoints hold the module's state, which neither the user nor the strategy changes."""
-    if any(part in type(trainer.strategy).__name__ for part in _SHARDING):
+    """Return whether a callback saves checkpoints of the module's state, which neither user nor strategy changes."""
+    if not getattr(trainer, "checkpoint_callbacks", ()) or any(
+        part in type(trainer.strategy).__name__ for part in _SHARDING
+    ):
         return False
-    owners = (module, *getattr(trainer, "callbacks", ()))
+    owners = (module, *trainer.callbacks)
     return not is_overridden(module, "state_dict") and not any(is_overridden(one, _HOOK) for one in owners)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -78,17 +79,18 @@ class Averaging(Callback):
         checkpoint["averages"] = dict(checkpoint["state_dict"])
 
 
-def fitted(module, *callbacks):
-    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+def fitted(module, *callbacks, has_checkpoints=True):
+    callbacks += (ModelCheckpoint(every_n_epochs=10),) if has_checkpoints else ()
+    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=has_checkpoints,
                       enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks))  # fmt: skip
     data = torch.utils.data.TensorDataset(torch.randint(N // 4, (20, 3)))
     trainer.fit(module, DataLoader(data, batch_size=2))
     return trainer
 
 
-def found_in(module, folder, *callbacks):
+def found_in(module, folder, *callbacks, **arguments):
     doctor = PerfDoctor(out_dir=folder, console="off")
-    fitted(module, doctor, *callbacks)
+    fitted(module, doctor, *callbacks, **arguments)
     found = doctor.session.settings.model.fixed_weights
     assert found is None or found.costs_s is not None
     return found and (found.n_bytes, found.largest, found.is_buffer)
@@ -106,6 +108,10 @@ def found_in(module, folder, *callbacks):
 )
 def test_large_weights_that_stay_are_found(arguments, expected, tmp_path):
     assert found_in(Tuned(**arguments), tmp_path) == expected
+
+
+def test_nothing_is_looked_for_where_nothing_is_saved(tmp_path):
+    assert found_in(Tuned(), tmp_path, has_checkpoints=False) is None
 
 
 @pytest.mark.parametrize("kind", [Counting, Replacing, Freed, Unusual])
