@@ -30,8 +30,8 @@ settings.load_profile("shared")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Trainings wait until the disk has what they write: in memory, the tests take two thirds of the time. What is compiled
-# is loaded from there, too.
+# Trainings wait until the disk has what they write, which takes long while other programs use it. What is compiled is
+# loaded from this place, too.
 _IN_MEMORY = "/dev/shm"
 _NEEDED_BYTES = 2**32
 if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK):
