@@ -12,6 +12,7 @@ from lightning_perf.rules.memory_signals import is_leak
 from . import wording
 from .brief_lines import (
     BLANK,
+    EXPLAIN,
     LABEL,
     LAST_GAP,
     MAX_LINES,
@@ -37,10 +38,11 @@ from .sections.fixes import measured_speedup
 from .sections.host import heavy_module
 from .sections.machine import other_programs_fact
 from .sections.verdict import machine_text, step_word, verdict_finding
+from .sites import where
 
 _MAX_FIXES = 3
-_SIZES = ((_MAX_FIXES, 3), (2, 3), (2, 2), (1, 2))
-"""Numbers of fixes and phases to show, the first one that leaves room for all other lines."""
+_SIZES = ((_MAX_FIXES, 3, 2), (_MAX_FIXES, 3, 1), (2, 3, 1), (2, 2, 1), (1, 2, 1))
+"""Numbers of fixes, of phases and of lines that say where, the first ones that leave room for all other lines."""
 _MAX_WARNINGS = 2
 _LEAST_SHARE = 0.05
 """Phases below this share of the time are summed up."""
@@ -63,14 +65,15 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
         top = [*out_of_memory(session, session.memory.oom, place)]
         return BriefReport(fitted([*top, *_commands(session, place)]))
     warnings = _warnings(session)
-    top = [*_headline(session), *_cautions(session), _facts(session)]
+    headline, facts = _headline(session), [*_cautions(session), _facts(session)]
     if session.verdict.category == "healthy" and not warnings:
-        return BriefReport([*top, *_details(place)])
+        return BriefReport([*headline, *facts, *_details(place)])
     bottom = [*_state(warnings), *_commands(session, place)]
     lines: list[Line] = []
-    for n_fixes, n_phases in _SIZES:
+    for n_fixes, n_phases, n_where in _SIZES:
+        top = [*headline, *_where(session, headline, n_where), *facts]
         lines = [*top, *_loader(session), *_phases(session, n_phases), *_fixes(session, n_fixes), *bottom]
-        if sum(line.drop_order == NEEDED for line in lines) <= MAX_LINES:
+        if sum(line.drop_order <= (NEEDED if n_where == 1 else MORE) for line in lines) <= MAX_LINES:
             break
     return BriefReport(fitted(lines))
 
@@ -86,6 +89,15 @@ def _headline(session: Session) -> list[Line]:
     forms = ((session, 90), (None, 90), (session, 40), (None, 40))
     fixes = [f": {instruction(each, now_from, limit)}" for each in first for now_from, limit in forms]
     return titled([*(text + fix for text in texts for fix in fixes), *texts], code, SEVERITY_STYLES[finding.severity])
+
+
+def _where(session: Session, headline: Sequence[Line], max_lines: int) -> Iterator[Line]:
+    """Yield the line of code that the time goes into, unless the headline names one."""
+    finding = verdict_finding(session)
+    shown = " ".join(text.strip() for line in headline for text, _ in line.segments[1:2])
+    forms = [wrapped(text, MAX_WIDTH - len(TITLE)) for text in (where(finding, shown) if finding is not None else ())]
+    fitting = next((form for form in forms if len(form) <= max_lines), forms[-1][:1] if forms else [])
+    yield from (Line(((" " * len(TITLE), ""), (text, ""))) for text in fitting)
 
 
 def _cautions(session: Session) -> Iterator[Line]:
@@ -276,7 +288,7 @@ def _commands(session: Session, place: str | None) -> Iterator[Line]:
     yield from _details(place)
     code = wording.line(session.verdict.code or ("PD408" if session.memory.oom is not None else ""), 16)
     if code:
-        yield command("explain", f"lightning-perf explain {code}", "why, and when it does not apply")
+        yield command("explain", f"lightning-perf explain {code}", "why, and when it does not apply", EXPLAIN)
 
 
 def _quoted(place: str) -> str:

@@ -11,6 +11,7 @@ from .brief_lines import TITLE, BriefReport, Line, right_aligned, text_width, ti
 from .fixes import clause, fix_text, instruction
 from .render.console import QUIET, SEVERITY_STYLES
 from .sections.verdict import verdict_finding
+from .sites import with_site
 
 _MAX_PREFLIGHT = 3
 _MIN_WAIT_SHARE = 0.05
@@ -56,7 +57,8 @@ def brief_epoch(
     lines = [Line(((TITLE, "bold"), (" · ".join(texts), "")))]
     if finding is not None and not is_same:
         style = SEVERITY_STYLES[finding.severity]
-        lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (clause(finding.summary, 72), ""))))
+        text = with_site(clause(finding.summary, 72), finding, 72)
+        lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (text, ""))))
         fixes = (fix_text(each, session, 72) for each in finding.prescriptions[:1])
         lines += [Line((("  fix   ", QUIET), (text, ""))) for text in fixes]
     return BriefReport(lines)

@@ -19,7 +19,7 @@ LABEL = 9
 """Width of the words before commands."""
 
 # If there are too many lines, those of the highest number are dropped first.
-NEEDED, MORE, GAP, LAST_GAP = range(4)
+NEEDED, MORE, EXPLAIN, GAP, LAST_GAP = range(5)
 
 
 class Line(NamedTuple):
@@ -103,12 +103,12 @@ def labeled(label: str, text: str) -> Line:
     return Line(((f"{label:<{LABEL}}", QUIET), (text, "")))
 
 
-def command(label: str, text: str, purpose: str = "") -> Line:
+def command(label: str, text: str, purpose: str = "", drop_order: int = NEEDED) -> Line:
     """Return a command and its purpose, which is omitted if there is no room.
 
     The purpose is a shell comment, so that a copied line runs.
     """
-    return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"  # {purpose}" * bool(purpose), QUIET)), is_command=True)
+    return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"  # {purpose}" * bool(purpose), QUIET)), drop_order, True)
 
 
 def bar(share: float) -> tuple[str, str]:
