@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import Finding, Hypothesis, OperatorProfile, Session
+from lightning_perf.records import Finding, Hypothesis, ModelProfile, OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.replay_signals import replayed
 from lightning_perf.rules.rule import Skip, required, rule
@@ -16,6 +16,9 @@ from lightning_perf.rules.wording import percent
 _REPLAYED_AS = "sparse-embeddings"
 _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
 """Optimizers of torch that take sparse gradients."""
+
+_TABLES = ("Embedding", "EmbeddingBag")
+_MAX_NAMED = 2
 
 _GRADIENTS = ("aten::embedding_dense_backward", "aten::_embedding_bag_backward")
 
@@ -72,7 +75,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"Up to {percent(share)} of the time goes into gradients and updates of embedding rows that a step does "
-            f"not use: it looks up at most {percent(tables.fraction)} of the rows."
+            f"not use: it looks up at most {percent(tables.fraction)} of the rows{_named(model_profile_of(session))}."
         ),
         evidence=(
             fact("rows looked up ÷ rows of the tables", tables.fraction, "fraction", ROWS_LOOKED_UP_MAX_FRACTION),
@@ -113,7 +116,7 @@ def _tables_of(session: Session) -> _Tables | None:
         raise Skip("the lookups of embeddings are not among the operators listed")
     returned_bytes = sum(one.n_bytes for one in lookups) / 2  # each row is read and written
     looked_up_bytes = returned_bytes + sum(one.n_bytes for one in bags)  # which sum the rows that they read
-    n_tables = sum(model.layers.get(name, 0) for name in ("Embedding", "EmbeddingBag"))
+    n_tables = sum(model.layers.get(name, 0) for name in _TABLES)
     n_uses = max(1.0, sum(one.calls for one in gradients) / n_tables) if n_tables else 1.0  # of a table in one step
     table_bytes = (sum(one.n_bytes for one in gradients) - returned_bytes) / n_uses
     n_batches = session.settings.trainer.accumulate_grad_batches or 1
@@ -132,6 +135,14 @@ def _tables_of(session: Session) -> _Tables | None:
         optimizer_s = min(optimizer_s, steady.n_span_steps * steady.device.phases.get("optimizer", 0.0))
     claims = {"optimizer": (1 - fraction) * part * optimizer_s, "backward": (1 - fraction) * backward_s}
     return _Tables(fraction, claims, not lookups) if sum(claims.values()) >= LOW_SHARE * steady.span_s else None
+
+
+def _named(profile: ModelProfile) -> str:
+    """Return the largest tables, ``" of item, user"``, if half as large as the largest; empty if none is listed."""
+    tables = sorted((one for one in profile.modules if one.class_name in _TABLES), key=lambda one: -one.n_parameters)
+    large = [one.path for one in tables if 2 * one.n_parameters >= tables[0].n_parameters]
+    more = ["others"] if len(large) > _MAX_NAMED else []
+    return f" of {' and '.join([', '.join(large[:_MAX_NAMED]), *more])}" if large else ""
 
 
 def _part_of(operators: Sequence[OperatorProfile], some: Sequence[OperatorProfile]) -> float:
