@@ -42,6 +42,17 @@ class HostLine(Record, frozen=True, kw_only=True):
     called_at: str = ""
 
 
+class InnerLine(HostLine, frozen=True, kw_only=True):
+    """A line with one around it.
+
+    Attributes:
+        within: The outermost line on the stack of this one that runs mostly the user's code and libraries, not torch
+            operators, and takes at least 1.5 times as long; None without such a line, and in older sessions.
+    """
+
+    within: HostLine | None = None
+
+
 class HostPhase(Record, frozen=True, kw_only=True):
     """Stack samples of one phase.
 
@@ -63,7 +74,7 @@ class HostPhase(Record, frozen=True, kw_only=True):
     gc_fraction: float = 0.0
     n_steps: int = 0
     mean_step: float | None = None
-    lines: tuple[HostLine, ...] = ()
+    lines: tuple[InnerLine, ...] = ()
     outer_lines: tuple[HostLine, ...] = ()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import Collections, HostLine, HostPhase, Session, StageTimes
+from lightning_perf.records.host_profile import InnerLine
 
 from .rule import required
 from .signals import COMPUTE_PHASES, is_cpu_run, own_summary, phase_s
@@ -103,6 +104,16 @@ def outer_lines_of(session: Session, phase: str) -> list[LineTime]:
     return [_line_time(line, phase, found, seconds, with_operators=True) for line in lines]
 
 
+def whole_call_of(session: Session, time: LineTime) -> LineTime | None:
+    """Return the time of the line around a line that takes much longer; None if none does."""
+    profile, steady = session.host_profile, session.steady
+    within = time.line.within if isinstance(time.line, InnerLine) else None
+    if within is None or profile is None or steady is None:
+        return None
+    with_operators = not _is_computing(session, time.phase)
+    return _line_time(within, time.phase, profile.phases[time.phase], phase_s(steady, time.phase), with_operators)
+
+
 def line_calling(session: Session, path: str) -> HostLine | None:
     """Return the costliest line of forward whose text calls a submodule of the module; None if none was sampled."""
     call = re.compile(rf"\bself\.{re.escape(path)}\(")
@@ -139,14 +150,17 @@ def _lines(
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
         return []
-    computing = _COMPUTING if session.run.has_trainer else (*_COMPUTING, "other")
     found = [
-        _line_time(line, name, phase, phase_s(steady, name), with_operators or name not in computing)
+        _line_time(line, name, phase, phase_s(steady, name), with_operators or not _is_computing(session, name))
         for name, phase in profile.phases.items()
         for line in phase.lines
         if line.n_samples >= LINE_MIN_SAMPLES and is_wanted(name, line)
     ]
     return sorted(found, key=lambda time: -time.seconds)
+
+
+def _is_computing(session: Session, phase: str) -> bool:
+    return phase in _COMPUTING or (phase == "other" and not session.run.has_trainer)
 
 
 def is_metric(line: HostLine) -> bool:

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
+from lightning_perf.records.host_profile import InnerLine
 
 from .calls import OwnCode, library_call, shown_file
 from .stacks import OPERATOR, Position, Stack, StackReader
@@ -18,6 +21,7 @@ MAX_STACKS = 4096
 _MAX_LINES, _MAX_OUTER_LINES = 8, 4
 _MIN_LINE_SHARE = 0.01
 _DESCENT_SHARE = 0.5  # report the called function's lines if they hold most of a line's time
+_MUCH_LONGER = 1.5  # a line around a line is reported with it if it takes so much longer
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 _LATE_NS = 200_000
 """A sample this late had to wait for the interpreter lock: a thread that runs Python releases it after the switch
@@ -81,10 +85,10 @@ class UserLine(NamedTuple):
 class Line:
     """A line with everything below it: a node of the call tree."""
 
-    def __init__(self, place: UserLine, entry: str, caller: UserLine | None = None) -> None:
+    def __init__(self, place: UserLine, entry: str, parent: "Line | None" = None) -> None:
         self.place = place
         self.entry = entry
-        self.caller = caller
+        self.parent = parent
         self.ns = self.operator_ns = self.step_ns = 0.0
         self.n = self.n_steps = 0
         self.calls: defaultdict[str, float] = defaultdict(float)
@@ -107,9 +111,19 @@ class Line:
         for child in self.children.values():
             yield from child.costly(least_ns)
 
+    def within(self) -> "Line | None":
+        """Return the outermost line around this one that is host code, too, and takes much longer, if there is one."""
+        found, line = None, self.parent
+        while line is not None and line.operator_ns <= line.ns / 2:
+            if line.ns - line.operator_ns >= _MUCH_LONGER * (self.ns - self.operator_ns):
+                found = line
+            line = line.parent
+        return found
+
     def record(self, total_ns: float, timed: tuple[float, float] | None = None) -> HostLine:
         """Return the record; ``timed`` are the seconds per step and the share of the span of all lines together."""
         share = self.ns / total_ns
+        caller = self.parent.place if self.parent is not None else None
         return HostLine(
             file=shown_file(self.place.file),
             line=self.place.line,
@@ -124,8 +138,13 @@ class Line:
             n_steps=self.n_steps,
             mean_step=self.step_ns / self.ns if self.n_steps else None,
             code=linecache.getline(self.place.file, self.place.line).strip()[:120],
-            called_at=f"{os.path.basename(self.caller.file)}:{self.caller.line}" if self.caller else "",
+            called_at=f"{os.path.basename(caller.file)}:{caller.line}" if caller is not None else "",
         )
+
+    def inner_record(self, total_ns: float, timed: tuple[float, float] | None = None) -> InnerLine:
+        """Return the record with that of the line around it."""
+        within, fields = self.within(), msgspec.structs.asdict(self.record(total_ns, timed))
+        return InnerLine(**fields, within=within.record(total_ns, timed) if within is not None else None)
 
 
 class ProfileBuilder:
@@ -168,17 +187,17 @@ class ProfileBuilder:
         for stack, sums in samples.stacks.items():
             call, is_operator = self._running(stack, sums, late)
             operator_ns += sums.ns * is_operator
-            level = roots
+            level, parent = roots, None
             places = _places(stack.lines)
             for depth, place in enumerate(places):
                 line = level.get(place)
                 if line is None:
-                    line = level[place] = Line(place, places[0].function, places[depth - 1] if depth else None)
+                    line = level[place] = Line(place, places[0].function, parent)
                 below = call if depth == len(places) - 1 else places[depth + 1].function
                 line.add(sums.ns, sums.n, below, is_operator)
                 line.step_ns += sums.step_ns
                 line.n_steps = max(line.n_steps, sums.n_steps)
-                level = line.children
+                level, parent = line.children, line
         least_ns = _MIN_LINE_SHARE * samples.ns
         found: dict[UserLine, Line] = {}
         for root in roots.values():
@@ -198,7 +217,7 @@ class ProfileBuilder:
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
             n_steps=samples.n_steps,
             mean_step=sum(sums.step_ns for sums in samples.stacks.values()) / samples.ns,
-            lines=tuple(line.record(samples.ns, timed) for line in lines),
+            lines=tuple(line.inner_record(samples.ns, timed) for line in lines),
             outer_lines=tuple(line.record(samples.ns, timed) for line in outer if line.ns >= least_ns),
         )
 
@@ -247,6 +266,7 @@ def _merge(known: Line, other: Line) -> None:
     known.step_ns += other.step_ns
     known.n_steps = max(known.n_steps, other.n_steps)
     known.n += other.n
-    known.caller = known.caller if known.caller == other.caller else None
+    if (known.parent and known.parent.place) != (other.parent and other.parent.place):
+        known.parent = None
     for call, ns in other.calls.items():
         known.calls[call] += ns

@@ -23,6 +23,7 @@ from lightning_perf.rules.user_lines import (
     lines_of,
     records_stacks,
     sampler_lines,
+    whole_call_of,
 )
 from lightning_perf.rules.wording import duration, percent
 
@@ -43,12 +44,15 @@ def check(session: Session) -> Finding | None:
     found.sort(key=lambda time: -time.seconds)
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
-    worst = found[0]
+    inner = found[0]
+    around = whole_call_of(session, inner)
+    worst = inner if around is None or _is_no_cause(session, around) else around
+    part = f" {percent(inner.seconds / worst.seconds)} of it is {inner.where}{inner.doing}." if worst != inner else ""
     each_s, share = worst.seconds / steady.n_span_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
     if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself
         work = f"what {work} does besides torch operators"
-    remedy = remedy_for(worst.line.call, worst.line.code)
+    remedy = remedy_for(inner.line.call, inner.line.code)
     if worst.phase == "data_wait":
         one_call = f"draw all indices of an epoch in one call instead of calling {work} for each"
         summary = f"speed up {work}: {remedy}" if remedy else one_call
@@ -58,9 +62,9 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"{worst.subject} spends {percent(share)} of step time{worst.doing}: "
-            f"{duration(each_s)} per step{_where(worst)}."
+            f"{duration(each_s)} per step{_where(worst)}.{part}"
         ),
-        evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
+        evidence=(evidence_of(time, steady) for time in ([worst] * (worst != inner) + found)[:LINES_SHOWN]),
         prescriptions=fix(
             summary,
             "minutes",

@@ -392,6 +392,26 @@ def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():
     assert called_at((((training_step, 10),), 90, 45)) == [""]
 
 
+def test_line_comes_with_the_one_around_it_that_takes_much_longer():
+    def around(*paths, operators=None):
+        phase = samples(*paths)
+        for path, ms, n in operators or ():
+            stack = stacks.Stack(tuple((f.__code__, -1, line) for f, line in path), None, stacks.OPERATOR)
+            for _ in range(n):
+                phase.add(stack, ms * 1e6 / n, 0.0, 0.0, 1)
+        lines = profiled(phase).lines
+        return {line.line: line.within and (line.within.line, round(line.within.share, 3)) for line in lines}
+
+    first, second = (((training_step, 10), (helper, 5)), 30, 15), (((training_step, 10), (helper, 6)), 25, 12)
+    rest = (((training_step, 11),), 45, 22)
+    assert around(first, second, rest) == {11: None, 5: (10, 0.55), 6: (10, 0.55)}
+    assert around((first[0], 40, 20), (second[0], 10, 5), rest)[5] is None  # 50 ms are not 1.5 times as long as 40
+    others = [(((training_step, 10), (helper, 7)), 56, 28)]
+    assert around(first, (second[0], 25, 12), operators=others)[5] is None  # line 10 runs mostly operators
+    deeper = (((training_step, 12), (training_step, 10), (helper, 5)), 30, 15)
+    assert around(deeper, (((training_step, 12), (training_step, 10), (helper, 6)), 25, 12))[5] == (12, 1.0)
+
+
 def test_calling_line_is_named_when_the_function_called_has_many_cheap_lines():
     paths = [(((training_step, 10), (helper, line)), 10, 5) for line in range(20, 30)]
     assert found(samples(*paths)) == [("training_step", 10, 1.0)]
