@@ -236,6 +236,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
         added_hooks: None if no module gets a hook in most steps or epochs, or before the second count.
         fixed_weights: None if all large weights changed, or before the end of fit.
+        clips_gradients: Whether a method of the module calls ``clip_gradients``.
     """
 
     class_name: str
@@ -255,6 +256,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters | None = None
     added_hooks: AddedHooks | None = None
     fixed_weights: FixedWeights | None = None
+    clips_gradients: bool = False
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):
@@ -278,7 +280,12 @@ class Settings(Record, frozen=True, kw_only=True):
     torch: TorchSettings = TorchSettings()
 
     @property
+    def is_clipping(self) -> bool:
+        """Whether Lightning clips gradients, or the module calls it to do so."""
+        return bool(self.trainer.gradient_clip_val) or (self.model is not None and self.model.clips_gradients)
+
+    @property
     def clips_fused(self) -> bool:
         """Whether Lightning clips gradients of a fused optimizer."""
         optimizers = self.model.optimizers if self.model is not None else ()
-        return bool(self.trainer.gradient_clip_val) and any(one.implementation == "fused" for one in optimizers)
+        return self.is_clipping and any(one.implementation == "fused" for one in optimizers)

@@ -3,6 +3,7 @@
 import os
 import re
 from inspect import getattr_static
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 _LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.", "lightning.fabric.loggers.",
@@ -50,6 +51,14 @@ def is_overridden(target: Any, hook: str) -> bool:
         return True
     base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
     return base is None or getattr_static(type(target), hook, None) is not getattr_static(base, hook, None)
+
+
+def calls_clip_gradients(module: Any) -> bool:
+    """Return whether a method of the user's calls ``clip_gradients``, as manual optimization does."""
+    base = base_class(type(module), ("LightningModule",))
+    classes = takewhile(lambda each: each is not base, type(module).__mro__)
+    codes = [getattr(member, "__code__", None) for each in classes for member in vars(each).values()]
+    return any(code is not None and "clip_gradients" in code.co_names for code in codes)
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:

@@ -9,7 +9,7 @@ from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import MIXED_PRECISIONS, Session
 
-from .treatment import Treatment, require_uncompiled
+from .treatment import Treatment, clipped_by, require_uncompiled
 
 
 class Accumulate(Treatment):
@@ -198,7 +198,7 @@ class FusedOptimizer(Treatment):
 
     def applies_to(self, session: Session) -> str | None:
         trainer, model = session.settings.trainer, session.settings.model
-        if trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val:
+        if trainer.precision in MIXED_PRECISIONS and session.settings.is_clipping:
             return f"Lightning refuses a fused optimizer beside gradient clipping with precision={trainer.precision!r}"
         optimizers = model.optimizers if model is not None else ()
         if optimizers and all(one.implementation == "fused" for one in optimizers):
@@ -208,10 +208,10 @@ class FusedOptimizer(Treatment):
         return None
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        if trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val:
+        if trainer.precision in MIXED_PRECISIONS and (clipping := clipped_by(trainer, module)):
             raise TreatmentError(
-                f"fused-optimizer cannot be applied to precision={trainer.precision!r} with "
-                f"gradient_clip_val={trainer.gradient_clip_val!r}: Lightning refuses the three together"
+                f"fused-optimizer cannot be applied to precision={trainer.precision!r} with {clipping}: Lightning "
+                "refuses the three together"
             )
         fusible = [optimizer for optimizer in trainer.optimizers if "fused" in optimizer.defaults]
         if not fusible:

@@ -7,7 +7,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import HALF_PRECISIONS, Session
 
-from .treatment import Treatment
+from .treatment import Treatment, clipped_by
 
 
 class _Precision(Treatment):
@@ -48,10 +48,11 @@ class _MixedPrecision(_Precision):
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         fused = [each for each in trainer.optimizers if getattr(each, "_step_supports_amp_scaling", False)]
-        if fused and trainer.gradient_clip_val:
+        clipping = clipped_by(trainer, module)
+        if fused and clipping:
             raise TreatmentError(
-                f"{self.id} cannot be applied to gradient_clip_val={trainer.gradient_clip_val!r} with a fused "
-                f"{type(fused[0]).__name__}: Lightning refuses the three together; set fused=False"
+                f"{self.id} cannot be applied to {clipping} with a fused {type(fused[0]).__name__}: Lightning refuses "
+                "the three together; set fused=False"
             )
 
 

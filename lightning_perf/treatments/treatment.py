@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from lightning_perf.cgroups import read_usable_cores
 from lightning_perf.errors import ConfigError, TreatmentError
 from lightning_perf.records import Effort, Prescription, Safety, Session
-from lightning_perf.seams import Undos
+from lightning_perf.seams import Undos, calls_clip_gradients
 
 
 class Treatment:
@@ -159,6 +159,13 @@ class Treatment:
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it between two epochs; called if ``is_live``. The ``Applier`` handles loader arguments."""
         self.set_up(value, trainer, module, undos)
+
+
+def clipped_by(trainer: Any, module: Any) -> str:
+    """Return what has Lightning clip gradients, an argument of ``Trainer`` or a call in the module; empty if none."""
+    if trainer.gradient_clip_val:
+        return f"gradient_clip_val={trainer.gradient_clip_val!r}"
+    return "the module's calls of clip_gradients" if module is not None and calls_clip_gradients(module) else ""
 
 
 def require_uncompiled(treatment: str, module: Any) -> None:

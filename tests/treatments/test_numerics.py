@@ -231,6 +231,29 @@ def test_lower_precision_is_refused_when_gradients_of_a_fused_optimizer_are_clip
         train("precision-bf16", module=Fused, gradient_clip_val=1.0)
 
 
+def test_lower_precision_is_refused_when_the_module_clips_gradients_of_a_fused_optimizer() -> None:
+    class Manual(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=1.0)
+            optimizer.step()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), fused=True)
+
+    with pytest.raises(TreatmentError, match="the module's calls of clip_gradients with a fused Adam"):
+        train("precision-bf16", module=Manual)
+    assert train("precision-bf16-true", module=Manual).losses
+
+
 def test_fused_is_refused_when_no_optimizer_can_or_fp16_clips() -> None:
     class Lion(Net):
         def configure_optimizers(self) -> Any:

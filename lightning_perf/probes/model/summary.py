@@ -16,6 +16,7 @@ from torch import nn
 
 from lightning_perf.probes import plain
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
+from lightning_perf.seams import calls_clip_gradients
 
 from . import module_walk
 
@@ -56,6 +57,7 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
         conv_bias_before_norm=tuple(_convs_with_bias_before_norm(pl_module)),
         is_compiled=is_compiled(pl_module),
         optimizers=tuple(read_optimizer(optimizer) for optimizer in optimizers),
+        clips_gradients=calls_clip_gradients(pl_module),
     )
 
 

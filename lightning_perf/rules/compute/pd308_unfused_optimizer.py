@@ -49,7 +49,7 @@ def check(session: Session) -> Diagnosis | None:
 
 def _warning(session: Session, flag: str) -> str:
     """Return a warning about using the flag together with PD301's recommendation; empty if they are compatible."""
-    is_clipping = flag == "fused" and session.settings.trainer.gradient_clip_val
+    is_clipping = flag == "fused" and session.settings.is_clipping
     return " (not with mixed precision: Lightning then clips no gradients of fused optimizers)" if is_clipping else ""
 
 
@@ -59,6 +59,6 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     Lightning does not clip gradients of fused optimizers in mixed precision.
     """
     trainer = session.settings.trainer
-    if optimizer.supports_fused and not (trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val):
+    if optimizer.supports_fused and not (trainer.precision in MIXED_PRECISIONS and session.settings.is_clipping):
         return "fused"
     return None if is_cpu_run(session) else "foreach"

@@ -47,9 +47,9 @@ _BF16 = trainer_fix(
 
 def _fewer_overflows(session: Session) -> Prescription:
     """Recommend to clip gradients, unless they are, or Lightning refuses it because the optimizer is fused."""
-    trainer, model = session.settings.trainer, session.settings.model
+    model = session.settings.model
     is_fused = model is not None and any(one.implementation == "fused" for one in model.optimizers)
-    if trainer.gradient_clip_val or is_fused:
+    if session.settings.is_clipping or is_fused:
         return fix("run operators that overflow in fp32, or lower the learning rate", "minutes", "semantics")
     return fix(
         "clip gradients, and run operators that overflow in fp32",

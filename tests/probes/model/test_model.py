@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import lightning
 import pytest
 import torch
 from torch import nn
@@ -511,3 +513,18 @@ def test_watch_keeps_no_gradient_alive_when_it_was_dropped() -> None:
     gradient = weakref.ref(module.weight.grad)
     optimizer.zero_grad()
     assert gradient() is None
+
+
+def test_module_that_clips_gradients_itself_is_recognized() -> None:
+    class Plain(lightning.LightningModule):
+        def training_step(self, batch: Any) -> None: ...
+
+    class Clipping(Plain):
+        def training_step(self, batch: Any) -> None:
+            self.clip_gradients(self.optimizers(), gradient_clip_val=1.0)
+
+    class Derived(Clipping):
+        def validation_step(self, batch: Any) -> None: ...
+
+    assert [read_model(each()).clips_gradients for each in (Plain, Clipping, Derived)] == [False, True, True]
+    assert not read_model(nn.Linear(2, 2)).clips_gradients
