@@ -146,6 +146,18 @@ def test_operators_take_the_place_of_kernels_when_there_is_no_device(tmp_path):
     }  # fmt: skip
 
 
+def test_operators_that_make_a_batch_belong_to_the_loader_when_there_is_no_device(tmp_path):
+    fetch = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 300)
+    makes, other = event("cpu_op", "aten::stack", 10, 280), event("cpu_op", "aten::mm", 50, 100, tid=2)
+    assert _us(_path(tmp_path, [fetch, makes, event("cpu_op", "aten::mm", 300, 500)])) == {
+        "loader": 300, "compute": 500, "between": 200,
+    }  # fmt: skip
+    basis = next(one for one in analyze(tmp_path / "t.json").what_if if one.cause == "loader").basis
+    assert basis == "waiting for data: 0.3 ms of a 1.0 ms step"
+    # What another thread computes meanwhile hides a part of the wait.
+    assert _us(_path(tmp_path, [fetch, makes, other])) == {"loader": 200, "compute": 100, "between": 700}
+
+
 def test_there_is_no_critical_path_when_a_gpu_was_not_recorded(tmp_path):
     events = [event("cpu_op", "aten::mm", 0, 10), event("cuda_runtime", "cudaLaunchKernel", 2, 5, correlation=1)]
     assert analyzed(tmp_path, events).critical_path is None
