@@ -139,6 +139,14 @@ def test_start_and_end_of_a_recording_are_edges_when_it_has_no_steps(tmp_path):
     assert _us(_path(tmp_path, events, None)) == {"compute": 100, "edges": 900}
 
 
+def test_start_up_before_the_first_kernel_is_no_edge_when_a_recording_has_no_steps(tmp_path):
+    start = event("cuda_runtime", "cudaFree", 100, 20_000)
+    kernel = launched(MATMUL, 20_400, 20_500, 100, 1)
+    assert _us(_path(tmp_path, [event("cpu_op", "aten::mm", 0, 10), start, *kernel], None)) == {
+        "startup": 20_000, "edges": 500, "compute": 100,
+    }  # fmt: skip
+
+
 def test_operators_take_the_place_of_kernels_when_there_is_no_device(tmp_path):
     fetch = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 300)
     assert _us(_path(tmp_path, [fetch, event("cpu_op", "aten::mm", 300, 500)])) == {
