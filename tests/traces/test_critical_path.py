@@ -90,6 +90,14 @@ def test_copies_from_ordinary_memory_do_not_block_when_the_call_returns_before_t
     assert _us(_path(tmp_path, events))["hidden"] > 500
 
 
+@pytest.mark.parametrize(("memory", "is_known"), [("Host", False), ("Pinned", True), ("Pageable", True)])
+def test_memory_of_copies_is_missing_when_their_names_do_not_show_it(tmp_path, memory, is_known):
+    copy = launched(f"Memcpy HtoD ({memory} -> Device)", 0, 10, 50, 1, "gpu_memcpy")
+    record = analyzed(tmp_path, [event("cpu_op", "aten::copy_", 0, 9), *copy])
+    assert ("h2d_pageable_n" not in record.missing) == is_known
+    assert record.copies.h2d_pageable_n == (memory == "Pageable")
+
+
 def test_device_is_idle_for_another_cause_when_the_host_sits_in_a_call_that_waits_for_it(tmp_path):
     events = [*launched(MATMUL, 0, 0, 100, 1), _waiting(200, 800), *launched(MATMUL, 850, 850, 150, 2)]
     path = _path(tmp_path, events)
