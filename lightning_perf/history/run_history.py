@@ -176,7 +176,7 @@ def earlier_runs(sessions: list[Session]) -> tuple[EarlierRun, ...]:
                 started_at=session.run.started_at,
                 n_steps=steady.n_steps,
                 step_s=step_s,
-                phase_s={name: phase.total_s / steady.n_steps for name, phase in steady.phases.items()},
+                phase_s={name: phase.total_s / steady.n_span_steps for name, phase in steady.phases.items()},
                 changes=() if before is None else differences(before, settings),
             )
         )

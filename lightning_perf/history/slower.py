@@ -199,7 +199,7 @@ def _long_phase_s(session: Session) -> dict[str, float]:
     if steady is None:
         return {}
     return {
-        name: phase.total_s / steady.n_steps
+        name: phase.total_s / steady.n_span_steps
         for name, phase in steady.phases.items()
         if name in STEP_PHASES and phase.share > BAND
     }

@@ -247,15 +247,16 @@ class CriticalPath(Record, frozen=True, kw_only=True):
     """The critical path of the analyzed span, in exclusive seconds.
 
     Attributes:
-        causes: Seconds by cause, which add up to ``span_s``. The device limits: ``compute``, ``communication``
-            (without a kernel at the same time), ``pageable_copy`` (and idle time after it), ``transfer`` (from pinned
+        causes: Seconds by cause, which add up to ``span_s``. The device limits: ``compute``, ``communication`` (without
+            a kernel at the same time), ``pageable_copy`` (and idle time after it), ``transfer`` (from pinned or unknown
             memory), ``device_to_host``, ``device_copy``. The device is idle: ``loader``, ``startup``, ``allocator``,
             ``sync`` (the host waited for the device and then launches late), ``blocked`` (the host is in a call that
             waits for the device), ``launch`` (it is in operators and other runtime calls), ``between`` (it is in
             neither), ``queue`` (the work was launched in time), ``edges`` (in a trace without steps: before the first
-            and after the last device event). ``sync_communication``: only collectives run, and the host waits for them
-            instead of launching other work. ``hidden``: the device works, but the host limits. In a trace without
-            device work: ``compute`` (operators), ``communication``, ``loader``, ``between``.
+            and after the last device event, without ``startup``). ``sync_communication``: only collectives run, and the
+            host waits for them instead of launching other work. ``hidden``: the device works, but the host limits. In a
+            trace without device work: ``compute`` (operators outside of fetches), ``communication``, ``loader``,
+            ``between``.
         kinds: Seconds of ``compute`` by kind of kernel.
         late: Where ``launch``, ``between`` and ``blocked`` were spent, most time first, at most 8.
         long_gaps_s: Part of ``launch`` and ``between`` in gaps with over a millisecond outside the device's

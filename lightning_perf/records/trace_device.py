@@ -78,6 +78,7 @@ class Copies(Record, frozen=True, kw_only=True):
     """Copies between host and device, and how many of them came from pageable memory.
 
     Attributes:
+        h2d_pageable_n: 0 also if ``TraceRecord.missing`` says that their memory is unknown.
         h2d_pageable_s: Seconds of the copies from pageable memory.
         h2d_exposed_s: Seconds of copies to the device during which no kernel ran.
         h2d_pageable_exposed_s: The same for copies from pageable memory.

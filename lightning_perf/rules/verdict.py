@@ -36,8 +36,8 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
     """Return the verdict on a diagnosed trace, as ``verdict_of``.
 
-    It is also ``unknown`` if the trace has too few events, if no rule explains why its device is idle, or if most of a
-    trace without steps is start-up.
+    It is also ``unknown`` if the trace has too few events, if most of it is start-up, or if no rule explains why its
+    device is idle.
     """
     if lacks_device_events(record):
         reason = record.missing.get("device", "the trace has no device events")
@@ -45,6 +45,11 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
     first = _first_of(findings)
     if first is not None:
         return first
+    startup_s = record.critical_path.causes.get("startup", 0.0) if record.critical_path is not None else 0.0
+    if record.startup is not None and record.startup.calls and startup_s >= EXPLAINED_PART * record.span_s > 0:
+        of = f"{percent(startup_s / record.span_s)} of the trace's time is start-up"
+        text = f"unknown: {of}, mostly {record.startup.calls[0].name}; record later steps"
+        return Verdict(category="unknown", code=None, text=text)
     idle = _idle_share(record)
     if idle >= LATE_MIN_SHARE:
         text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule explains why"

@@ -191,6 +191,10 @@ def whole_blocks(steady: StageTimes) -> Sequence[Block]:
 
 def _first_steps(steady: StageTimes, session: Session) -> int:
     """Return the number of first steps of epochs, which are part of the span but not of ``n_steps``."""
+    has_single_batches = bool(session.epochs) and all(one.n_steps == 1 for one in session.epochs)  # all are in n_steps
+    if steady.n_first_steps or has_single_batches:
+        return steady.n_first_steps
+    # Older sessions have no such number.
     seen = len(steady.fetch.first_s) if steady.fetch is not None else 0
     return max(seen, session.run.n_epochs - 1) if seen >= _FIRST_WAITS_KEPT else seen
 

@@ -17,7 +17,7 @@ from .critical_path import describe_critical_path
 from .idle import describe_device, describe_idle
 from .intervals import SECOND
 from .kernels import describe_kernels
-from .kinds import KERNEL, UNKNOWN_DEVICE
+from .kinds import KERNEL, MEMCPY, UNKNOWN_DEVICE
 from .multi_rank import RankLog, log_rank
 from .patterns import describe_attention, describe_convolutions, describe_matrix_shapes, has_shapes
 from .phases import describe_phases, find_phases
@@ -128,6 +128,9 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
         for name in ("occupancy", "sm_efficiency"):
             if getattr(kernels, name) is None:
                 missing[name] = "the profiler wrote no occupancy or blocks per SM with the kernels, as on AMD devices"
+    uploads = trace.rows_named(trace.rows(MEMCPY), lambda name: "HtoD" in name)
+    if len(uploads) and not len(trace.rows_named(uploads, lambda name: "Pageable" in name or "Pinned" in name)):
+        missing["h2d_pageable_n"] = "copies do not show whether their memory is pinned, as on AMD devices"
     if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:
         missing["launches"] = "most device work has no correlation id of the call that enqueued it"
     if not timeline.steps.n_steps:

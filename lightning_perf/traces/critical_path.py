@@ -41,7 +41,7 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
         return CriticalPath()
     if not len(timeline.device):
         return _on_host(timeline, collectives)
-    recorded_ns = span.total_ns
+    recorded = span
     if not timeline.steps.n_steps:
         span = span.clip(int(timeline.device.starts[0]), int(timeline.device.ends[-1]))
     gaps = _gaps(timeline, span)
@@ -53,10 +53,12 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     kinds = _kernel_kinds_s(timeline, span - hidden, causes["compute"])
     causes["sync_communication"] = delayed.total_ns
     causes["hidden"] = hidden.total_ns
-    causes["edges"] = recorded_ns - span.total_ns
+    named, edges = _named_waits(timeline), recorded - span
+    causes["edges"] = (edges - named["startup"]).total_ns
     causes["queue"] = (span - timeline.device - idle).total_ns
-    waits = {name: moments & idle & span for name, moments in _named_waits(timeline).items()}
+    waits = {name: moments & idle & span for name, moments in named.items()}
     causes |= {name: moments.total_ns for name, moments in waits.items()}
+    causes["startup"] += (edges & named["startup"]).total_ns
     for moments in waits.values():
         idle = idle - moments
     late, places, long_ns = _late_gap_causes(timeline, stacks, gaps, idle & span, waits["blocked"])

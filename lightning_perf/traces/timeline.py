@@ -169,13 +169,14 @@ class Timeline:
         """When any host thread was inside an operator that computes.
 
         Operators of autograd's engine do not count, because they enclose hooks that wait for communication, nor do
-        those of c10d, which request collectives.
+        those of c10d, which request collectives, and those of a fetch, which make the batch.
         """
-        return self.trace.intervals(
-            self.trace.rows_named(
-                self.trace.rows(OPERATOR), lambda name: "::" in name and not name.startswith(_NOT_COMPUTING)
-            )
-        )
+        trace = self.trace
+        rows = trace.rows_named(trace.rows(OPERATOR), lambda name: "::" in name and not name.startswith(_NOT_COMPUTING))
+        for thread in np.unique(trace.thread_ids[self.loader_rows]).tolist():
+            fetches = trace.intervals(self.loader_rows[trace.thread_ids[self.loader_rows] == thread])
+            rows = rows[(trace.thread_ids[rows] != thread) | ~fetches.contains(trace.starts[rows])]
+        return trace.intervals(rows)
 
     @cached_property
     def waits(self) -> Intervals:

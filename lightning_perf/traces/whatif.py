@@ -42,11 +42,13 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
         if cause in ("pageable_copy", "transfer", "device_to_host", "communication"):
             needs = 0.0
         low = min(max(needs, step_s - share), step_s)
+        meaning, needed = _MEANING[cause], f"; the device needs {device_s * 1e3:.1f} ms"
+        if record.device is None:
+            meaning, needed = meaning.partition(" while ")[0], ""
         predictions.append(
             WhatIf(
                 cause=cause, step_s=step_s, low_s=low, high_s=step_s, claim_s=claim_s,
-                basis=f"{_MEANING[cause]}: {claim_s / n * 1e3:.1f} ms of a {step_s * 1e3:.1f} ms step; "
-                f"the device needs {device_s * 1e3:.1f} ms",
+                basis=f"{meaning}: {claim_s / n * 1e3:.1f} ms of a {step_s * 1e3:.1f} ms step{needed}",
             )
         )  # fmt: skip
     return tuple(sorted(predictions, key=lambda each: -each.claim_s))

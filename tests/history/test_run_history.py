@@ -9,7 +9,7 @@ import pytest
 from reports.sessions import spread
 
 from benchmarks.comparison.simulated_sessions import STEP_S
-from lightning_perf.history.run_history import RunHistory
+from lightning_perf.history.run_history import RunHistory, earlier_runs
 from lightning_perf.history.store import History
 from lightning_perf.records import HostTelemetry, Session, Telemetry
 
@@ -165,6 +165,12 @@ def test_earlier_runs_end_with_this_one_and_name_its_changes(history_file: Path)
     assert found.runs[0].phase_s["validation"] == pytest.approx(0.005, rel=0.1)
     assert found.news == ""
     assert found.detectable is None
+
+
+def test_times_of_phases_are_per_step_of_the_span_when_epochs_are_short() -> None:
+    steady = msgspec.structs.replace(run(1).steady, n_steps=20, n_first_steps=20)
+    (found,) = earlier_runs([msgspec.structs.replace(run(1), steady=steady)])
+    assert found.phase_s == {name: pytest.approx(phase.total_s / 40) for name, phase in steady.phases.items()}
 
 
 @pytest.mark.parametrize(("n_runs", "is_known"), [(2, False), (5, True)])

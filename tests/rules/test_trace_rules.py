@@ -107,7 +107,8 @@ def test_no_second_is_claimed_twice_when_a_real_trace_is_diagnosed(name):
         ("sam-fp32-syncs-a100", "aten::copy_"),
         ("sglang-decode", "resolve_future_token_ids.py:30"),
         ("sampled-rank-0-of-128", "although work was launched"),
-        ("alexnet-critical-path-a100", "before the first and after the last device event"),
+        ("alexnet-critical-path-a100", "host time in operators while the device waits"),
+        ("param-resnet-2080ti", "before the first and after the last device event"),
     ],
 )
 def test_unexplained_time_names_its_place_when_no_cause_of_a_real_trace_covers_it(name, place):
@@ -152,7 +153,16 @@ def test_verdict_is_unknown_when_a_device_is_idle_for_no_known_reason():
     assert "idle for 67 %" in diagnosis.verdict.text
 
 
-def test_verdict_is_unknown_when_most_of_a_trace_without_steps_is_start_up():
+def test_verdict_names_the_call_when_most_of_a_trace_is_start_up():
+    startup = {"total_s": 4.0, "span_s": 4.0, "calls": [{"name": "cudaFree", "n": 1, "total_s": 4.0}]}
+    path = {"causes": {"startup": 4.0, "compute": 1.0}}
+    diagnosis = diagnose_trace(build_trace({"steps": [], "span_s": 5.0, "startup": startup, "critical_path": path}))
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.category == "unknown"
+    assert "80 % of the trace's time is start-up, mostly cudaFree" in diagnosis.verdict.text
+
+
+def test_verdict_is_unknown_when_most_of_a_trace_is_before_and_after_device_events():
     diagnosis = diagnose_trace(build_trace({"steps": [], "span_s": 5.0, "device": {"span_s": 0.4, "busy_s": 0.4}}))
     assert diagnosis.verdict is not None
     assert diagnosis.verdict.category == "unknown"

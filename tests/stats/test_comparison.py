@@ -102,6 +102,23 @@ def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
     assert "did not occur" in found.reason
 
 
+@pytest.mark.parametrize(("n_first_steps", "epoch_steps", "per_n"), [(40, 2, 2), (0, 1, 1)])
+def test_time_between_steps_is_divided_by_each_step_once_when_epochs_are_short(
+    n_first_steps: int, epoch_steps: int, per_n: int
+) -> None:
+    """Epochs of one batch have no other steps, so that these are in ``n_steps``; each has a first fetch."""
+    usual = simulated(1, n_epochs=41, steps_an_epoch=2)
+    steady = msgspec.structs.replace(
+        usual.steady, n_steps=40, n_first_steps=n_first_steps, fetch=msgspec.structs.replace(
+            usual.steady.fetch, first_s=(0.1,) * 40), phases={
+            "validation": msgspec.structs.replace(usual.steady.phases["validation"], total_s=40.0)},
+    )  # fmt: skip
+    epochs = tuple(msgspec.structs.replace(one, n_steps=epoch_steps) for one in usual.epochs)
+    session = msgspec.structs.replace(usual, steady=steady, epochs=epochs)
+    times = compared(session, simulated(2)).time("validation")
+    assert times.base_s == pytest.approx(1 / per_n)
+
+
 def test_reason_is_recorded_when_the_steady_state_was_never_reached() -> None:
     step = compared(simulated(1), msgspec.structs.replace(simulated(2), steady=None)).time("step")
     assert (step.new_s, step.ratio, step.change) == (None, None, "inconclusive")

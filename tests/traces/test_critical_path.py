@@ -90,6 +90,14 @@ def test_copies_from_ordinary_memory_do_not_block_when_the_call_returns_before_t
     assert _us(_path(tmp_path, events))["hidden"] > 500
 
 
+@pytest.mark.parametrize(("memory", "is_known"), [("Host", False), ("Pinned", True), ("Pageable", True)])
+def test_memory_of_copies_is_missing_when_their_names_do_not_show_it(tmp_path, memory, is_known):
+    copy = launched(f"Memcpy HtoD ({memory} -> Device)", 0, 10, 50, 1, "gpu_memcpy")
+    record = analyzed(tmp_path, [event("cpu_op", "aten::copy_", 0, 9), *copy])
+    assert ("h2d_pageable_n" not in record.missing) == is_known
+    assert record.copies.h2d_pageable_n == (memory == "Pageable")
+
+
 def test_device_is_idle_for_another_cause_when_the_host_sits_in_a_call_that_waits_for_it(tmp_path):
     events = [*launched(MATMUL, 0, 0, 100, 1), _waiting(200, 800), *launched(MATMUL, 850, 850, 150, 2)]
     path = _path(tmp_path, events)
@@ -139,11 +147,31 @@ def test_start_and_end_of_a_recording_are_edges_when_it_has_no_steps(tmp_path):
     assert _us(_path(tmp_path, events, None)) == {"compute": 100, "edges": 900}
 
 
+def test_start_up_before_the_first_kernel_is_no_edge_when_a_recording_has_no_steps(tmp_path):
+    start = event("cuda_runtime", "cudaFree", 100, 20_000)
+    kernel = launched(MATMUL, 20_400, 20_500, 100, 1)
+    assert _us(_path(tmp_path, [event("cpu_op", "aten::mm", 0, 10), start, *kernel], None)) == {
+        "startup": 20_000, "edges": 500, "compute": 100,
+    }  # fmt: skip
+
+
 def test_operators_take_the_place_of_kernels_when_there_is_no_device(tmp_path):
     fetch = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 300)
     assert _us(_path(tmp_path, [fetch, event("cpu_op", "aten::mm", 300, 500)])) == {
         "loader": 300, "compute": 500, "between": 200,
     }  # fmt: skip
+
+
+def test_operators_that_make_a_batch_belong_to_the_loader_when_there_is_no_device(tmp_path):
+    fetch = event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 300)
+    makes, other = event("cpu_op", "aten::stack", 10, 280), event("cpu_op", "aten::mm", 50, 100, tid=2)
+    assert _us(_path(tmp_path, [fetch, makes, event("cpu_op", "aten::mm", 300, 500)])) == {
+        "loader": 300, "compute": 500, "between": 200,
+    }  # fmt: skip
+    basis = next(one for one in analyze(tmp_path / "t.json").what_if if one.cause == "loader").basis
+    assert basis == "waiting for data: 0.3 ms of a 1.0 ms step"
+    # What another thread computes meanwhile hides a part of the wait.
+    assert _us(_path(tmp_path, [fetch, makes, other])) == {"loader": 200, "compute": 100, "between": 700}
 
 
 def test_there_is_no_critical_path_when_a_gpu_was_not_recorded(tmp_path):

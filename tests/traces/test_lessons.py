@@ -68,6 +68,7 @@ def test_waits_inside_copies_are_found_when_no_synchronizing_call_was_made() -> 
 def test_start_up_is_separate_when_a_trace_has_no_steps() -> None:
     alexnet = record("alexnet-critical-path-a100.json.gz")
     assert alexnet.startup.total_s > 0.85 * alexnet.span_s
+    assert alexnet.critical_path.causes["startup"] == pytest.approx(alexnet.startup.total_s, rel=1e-3)
     assert alexnet.startup.calls[0].name == "cudaDeviceGetStreamPriorityRange"
     param = record("param-resnet-2080ti.json.gz")
     assert "cudaFree" in {call.name for call in param.startup.calls}

@@ -105,8 +105,9 @@ def _from_trace(session: Session) -> Finding | None:
     n = syncs.n + syncs.blocking_copy_n
     return reading.finding(
         summary=(
-            f"The device is idle {percent(reading.share(lost_s))} of the time because the host waits "
-            f"for its results and then launches kernels late. "
+            f"The device is idle{' or runs only collectives' if delayed_s else ''} "
+            f"{percent(reading.share(lost_s))} of the time because the host waits for its results and then launches "
+            "kernels late. "
             f"{costliest}{reading.per_step(n, 'such wait')}."
         ),
         evidence=(

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Copies, Finding, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loader_stage
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -13,6 +13,8 @@ from lightning_perf.rules.wording import percent, place
 def check(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
+    if "h2d_pageable_n" in reading.trace.missing:
+        raise Skip(reading.trace.missing["h2d_pageable_n"])
     exposed_s = reading.path_s("pageable_copy")
     if copies is None or reading.share(exposed_s) < PAGEABLE_MIN_SHARE:
         return None

@@ -1,6 +1,6 @@
 """PD202: the device waits while its next batch is copied, although copies could overlap with kernels."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import NARROWING_PART, TRACE_MIN_SHARE
@@ -30,18 +30,24 @@ def check(session: Session) -> Finding | None:
         code="with torch.cuda.stream(side):\n    upcoming = batch.to(device, non_blocking=True)",
     )
     can_hide = overlap_s > smaller_s
+    fixes: tuple[Prescription, ...] = (prefetch, smaller) if can_hide else (smaller, prefetch)
+    what = "copies from pinned memory"
+    if "h2d_pageable_n" in reading.trace.missing:
+        what = "copies to the device"
+        if not any(loader.pin_memory for loader in session.settings.loaders):
+            fixes = (_PIN, *fixes)
     speed = copies.h2d_bytes / copies.h2d_s if copies.h2d_bytes and copies.h2d_s > 0 else None
     return reading.finding(
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time is exposed copies from pinned memory. "
+            f"{percent(reading.share(exposed_s))} of the time is exposed {what}. "
             f"The trace has {copies.h2d_n} copies to the device."
         ),
         evidence=(
-            reading.evidence("copies from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
+            reading.evidence(f"{what} while no kernel ran", exposed_s, TRACE_MIN_SHARE),
             reading.evidence("kernels that copies could overlap with", device.compute_s),
             optional_fact("copy rate", speed, "bytes/s", n=copies.h2d_n),
         ),
-        prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
+        prescriptions=fixes,
         high_s=max(overlap_s, smaller_s),
         basis=(
             "at most the copies that kernels could hide"
@@ -49,3 +55,6 @@ def check(session: Session) -> Finding | None:
             else "at most three quarters of the copies, if fp32 values were sent as bytes"
         ),
     )
+
+
+_PIN = fix("set pin_memory=True on the loader", "one line", code="DataLoader(..., pin_memory=True)")
