@@ -31,9 +31,7 @@ def test_the_peak_of_a_program_is_without_the_memory_of_the_program_that_started
         "print(peak_rss_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )
     start = (
-        "import subprocess, sys\n"
-        "held = b'1' * 2**30\n"
-        f"subprocess.run([sys.executable, '-c', {measure!r}], check=True)"
+        f"import subprocess, sys\nheld = b'1' * 2**30\nsubprocess.run([sys.executable, '-c', {measure!r}], check=True)"
     )
     output = subprocess.run([sys.executable, "-c", start], check=True, capture_output=True, text=True).stdout
     peak, with_parent = map(int, output.split())
