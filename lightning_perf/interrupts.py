@@ -102,7 +102,15 @@ class Latch:
 def error_text(error: Exception) -> str:
     """Return the type and message of an error; raise it again if a signal handler raised it."""
     raise_if_from_signal(error)
-    return f"{type(error).__name__}: {error}"
+    return type_and_message(error)
+
+
+def type_and_message(error: BaseException) -> str:
+    """Return the type and message of an error; no message if its class cannot give one."""
+    message = ""
+    with suppress(Exception):
+        message = str(error)
+    return f"{type(error).__name__}: {message}"
 
 
 class suppress(contextlib.suppress):

@@ -36,8 +36,10 @@ class BackgroundThread:
         if thread is not None and thread is not threading.current_thread():
             with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
                 thread.join(self._join_s)
-        self.thread = None  # not before: an interrupt may have ended the join
-        return thread is None or not thread.is_alive()
+        has_ended = thread is None or not thread.is_alive()
+        if has_ended:
+            self.thread = None
+        return has_ended
 
     def _run(self, pause_s: float) -> None:
         while not self.stopping.wait(pause_s):

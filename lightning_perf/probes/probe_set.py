@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from lightning_perf import __version__
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text, type_and_message
 from lightning_perf.records import Overhead, ProbeFailure, Run, Session
 
 from .base import Probe, RunContext, all_probes
@@ -201,11 +201,11 @@ class ProbeSet:
 
         ``warning`` replaces the usual log line.
         """
-        raise_if_from_signal(error)
+        text = error_text(error)
         if name in self.failures:
             return
         step = self.context.loop.main.n_steps if self.context is not None else 0
-        failure = ProbeFailure(probe=name, error=f"{type(error).__name__}: {error}", step=step)
+        failure = ProbeFailure(probe=name, error=text, step=step)
         cause = _cause_of(error)
         is_new = cause not in self._known_causes
         self._known_causes.add(cause)
@@ -297,6 +297,6 @@ def _with_part(session: Session, probe: Probe, missing: dict[str, str]) -> Sessi
 
 def _cause_of(error: Exception) -> str:
     """Return what made something fail: the same for every file that the same folder or disk refuses."""
-    cause = error.__cause__ or error
+    cause = error if error.__cause__ is None else error.__cause__
     number = cause.errno if isinstance(cause, OSError) else None
-    return os.strerror(number) if number is not None else f"{type(cause).__name__}: {cause}"
+    return os.strerror(number) if number is not None else type_and_message(cause)

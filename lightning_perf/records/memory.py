@@ -163,8 +163,8 @@ class Suspect(Record, frozen=True, kw_only=True):
         name: Where it is referenced, e.g. ``"LitModel.losses"``.
         kind: Type name of the container, or ``"graph"`` for one tensor whose autograd graph grows.
         n_items: Elements of a container or nodes of a graph, at the second inspection.
-        tensor_bytes: Bytes of the container's tensors, each storage once, without saved tensors of their graphs; None
-            for a graph.
+        tensor_bytes: Bytes of the container's tensors and numpy arrays, each storage once, without saved tensors of
+            their graphs; None for a graph.
         n_with_graph: Elements that have an autograd graph.
     """
 
@@ -286,7 +286,7 @@ class Memory(Record, frozen=True, kw_only=True):
     """Memory of the run. Peaks are read, never reset: a user's own tracking stays as it was.
 
     Attributes:
-        devices: One entry per device in use; empty on a CPU run.
+        devices: One entry per device in use; empty on a CPU run, and if an earlier run of the process hides the peak.
         host_rss_bytes: Resident memory of this process, last reading.
         host_peak_rss_bytes: Its peak, as the kernel reports it; None if it does not.
         host: Memory of the host in detail; None if it was not read.

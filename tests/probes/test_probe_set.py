@@ -143,6 +143,19 @@ def test_call_gives_the_result_and_none_once_the_probe_is_off() -> None:
     assert probes.call("sum", sum, (1, 2)) is None
 
 
+def test_error_is_recorded_when_its_class_cannot_give_a_message() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise KeyError("planted")
+
+    def fail() -> None:
+        raise Unprintable
+
+    probes, _ = made()
+    assert probes.call("own", fail) is None
+    assert probes.failures["own"].error == "Unprintable: "
+
+
 def test_each_probe_follows_those_that_it_needs() -> None:
     names = [kind.name for kind in all_probes()]
     assert len(names) == len(set(names)) > 10

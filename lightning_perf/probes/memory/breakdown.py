@@ -199,15 +199,22 @@ def headroom_of(
         capacity, peak = device.total_bytes, device.peak_allocated_bytes
         line = fit_samples(sizes)
         if line is not None:
-            basis, per_sample, n_peak = "observed batches", line[1], max(size for size, _ in sizes)
+            basis, n_peak = "observed batches", max(size for size, _ in sizes)
+            # The line is flat if the smaller batches had longer samples.
+            per_sample = max(line[1], kept / n if breakdown.activations_basis == "saved tensors" else 0.0)
         else:
             held = breakdown.parameters_bytes + breakdown.gradients_bytes + (breakdown.optimizer_bytes or 0)
             held += breakdown.buffers_bytes + breakdown.copies_bytes
             basis, per_sample, n_peak = "one batch at the peak", (peak - held) / n, n
         fixed = int(peak - per_sample * n_peak)
+    elif breakdown.device != "cpu":
+        return None
     else:
         basis, capacity, per_sample = "saved tensors of one batch", host.limit_bytes, kept / n
-        fixed = int(max(host.peak_rss_bytes or 0, host.rss_bytes) + host.workers_rss_bytes - kept)
+        own = max(host.peak_rss_bytes or 0, host.rss_bytes) + host.workers_rss_bytes
+        # A cgroup's figure also includes file cache, and usually no other programs.
+        of_all = host.used_bytes if host.limit_basis == "machine" else None
+        fixed = max(own, of_all or 0) - kept
     if not capacity or per_sample <= 0:
         return None
     return Headroom(

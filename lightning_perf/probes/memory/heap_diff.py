@@ -1,7 +1,7 @@
 """Compare two snapshots of the live Python objects to find what grew between them.
 
 The first snapshot records the length of every container, and the size of autograd graphs in attributes of modules and
-callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A wide
+callbacks. The second finds those that grew with the steps, the tensors and arrays they hold, and their names. A wide
 snapshot takes tens of milliseconds, and is taken only when memory grows; a narrow one is taken in each run.
 """
 
@@ -25,7 +25,7 @@ from lightning_perf.probes.model.module_walk import named_modules
 from lightning_perf.probes.plain import tensors_in
 from lightning_perf.records import Suspect
 
-from .storages import Storage, storages_of
+from .storages import storages_of
 
 LIMIT_S = 1.0
 """Time limit of one snapshot, whose objects not reached by then are not included, and of the search for names."""
@@ -137,14 +137,16 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
         return None
     if not inspected:  # another thread emptied it
         return None
-    storages: dict[Any, Storage] = {}
+    sizes: dict[Any, int] = {}
     n_with_graph, n_holding = 0, 0
     for element in inspected:
         tensors = [t for t in tensors_in(element, depth=3) if not plain.is_a(t, nn.Parameter)]
-        n_holding += bool(tensors)
+        arrays = _arrays_in(element)
+        n_holding += bool(tensors or arrays)
         n_with_graph += any(plain.field(t, "grad_fn") is not None for t in tensors)
         for tensor in tensors:
-            storages.update((s.key, s) for s in storages_of(tensor))
+            sizes.update((s.key, s.n_bytes) for s in storages_of(tensor))
+        sizes.update((id(array), array.nbytes) for array in arrays)
     if n_holding * 2 < len(inspected):
         return None
     scale = n_items / len(inspected)
@@ -153,9 +155,20 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
         kind=type(container).__name__,
         n_items=n_items,
         items_per_step=n_added / n_steps,
-        tensor_bytes=int(scale * sum(s.n_bytes for s in storages.values())),
+        tensor_bytes=int(scale * sum(sizes.values())),
         n_with_graph=round(scale * n_with_graph),
     )
+
+
+def _arrays_in(element: Any) -> list[Any]:
+    """Return the arrays that an element of a container is or holds; of a view, the array that owns the memory."""
+    found = []
+    for value in (element, *(inner for _, inner in plain.items_of(element, _MAX_INSPECTED) or ())):
+        while type(value) is np.ndarray and type(value.base) is np.ndarray:
+            value = value.base
+        if type(value) is np.ndarray:
+            found.append(value)
+    return found
 
 
 class _Names:

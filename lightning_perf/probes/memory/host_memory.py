@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lightning_perf.cgroups import read_memory_within_limit
+from lightning_perf.cgroups import read_memory_within_limit, read_text
 from lightning_perf.probes import plain
 from lightning_perf.probes.telemetry.processes import KeptFile
 from lightning_perf.records import HostMemory
@@ -117,6 +117,9 @@ def peak_rss_bytes() -> int | None:
     """Return the highest resident memory of this process so far; None if the kernel does not report it."""
     if sys.platform == "win32":
         return None
+    # The peak of ``getrusage`` includes memory of the process that started this program, e.g. of a notebook.
+    if (peak := _status_bytes("VmHWM", os.getpid(), Path("/"))) is not None:
+        return peak
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -130,15 +133,14 @@ def _rss_of(pid: int) -> int | None:
 
 def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
     """Return bytes of these processes on swap; None if the kernel does not report it."""
-    total = None
-    for pid in pids:
-        try:
-            status = (root / "proc" / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        if (swapped := re.search(r"^VmSwap:\s+(\d+)", status, re.M)) is not None:
-            total = (total or 0) + int(swapped[1]) * 1024
-    return total
+    known = [n for pid in pids if (n := _status_bytes("VmSwap", pid, root)) is not None]
+    return sum(known) if known else None
+
+
+def _status_bytes(name: str, pid: int, root: Path) -> int | None:
+    """Return a size from the status file of a process (Linux); None where there is none."""
+    found = re.search(rf"^{name}:\s+(\d+)", read_text(root / "proc" / str(pid) / "status") or "", re.M)
+    return None if found is None else int(found[1]) * 1024
 
 
 _PROBE_BYTES = 2**20

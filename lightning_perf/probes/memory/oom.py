@@ -24,11 +24,15 @@ Where = Literal["device", "host", "worker", "shm"]
 
 # Messages of torch and of drivers, for errors that are not torch.OutOfMemoryError.
 _DEVICE_SIGNS = ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "MPS backend out of memory",
-                 "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+                 "CUDA error: out of memory", "CUDA driver error: out of memory", "Cuda failure 'out of memory'",
+                 "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED",
+                 "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
 _HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                "Cannot allocate memory")  # fmt: skip
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
-_SHM_SIGNS = ("is killed by signal: Bus error", "insufficient shared memory", "No space left on device")
+_SHM_SIGNS = ("is killed by signal: Bus error", "insufficient shared memory")
+_SHM_FULL = re.compile(r"(?:/dev/shm|shared memory|</torch_\d+_).*No space left|No space left.*/dev/shm")
+"""On other disks, only files are left without space, e.g. checkpoints."""
 _ASKED_FOR = re.compile(r"(?:Tried to allocate|tried to allocate|you tried to allocate)\s+([\d.]+)\s*(\w+)")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -57,8 +61,7 @@ def memory_kind_of(error: BaseException) -> Where | None:
             return "device"
         if isinstance(each, RuntimeError) and _WORKER_KILLED.search(text):
             return "worker"
-        is_other_disk = "No space left" in text and not _has(text, ("shm", "torch_"))
-        if isinstance(each, (RuntimeError, OSError)) and _has(text, _SHM_SIGNS) and not is_other_disk:
+        if isinstance(each, (RuntimeError, OSError)) and (_has(text, _SHM_SIGNS) or _SHM_FULL.search(text)):
             return "shm"
         if isinstance(each, MemoryError) or (isinstance(each, (RuntimeError, OSError)) and _has(text, _HOST_SIGNS)):
             return "host"

@@ -292,16 +292,22 @@ class MemoryProbe(Probe):
         if self._allocator is None or before is None:
             return None
         reading = self._allocator.read()
+        n_retries = _count_since(before.n_retries, reading.n_retries)
+        n_ooms = _count_since(before.n_ooms, reading.n_ooms)
+        if reading.peak_allocated == before.peak_allocated > before.allocated and not (n_retries or n_ooms):
+            self.missing["memory.devices"] = "an earlier run of this process took more memory, which hides the peak"
+            return None
+        self.missing.pop("memory.devices", None)
         return DeviceMemory(
             device=self._allocator.device,
             peak_allocated_bytes=reading.peak_allocated,
             peak_reserved_bytes=reading.peak_reserved,
             total_bytes=self._allocator.total_bytes,
-            alloc_retries=_count_since(before.n_retries, reading.n_retries),
+            alloc_retries=n_retries,
             allocated_bytes=reading.allocated,
             reserved_bytes=reading.reserved,
             inactive_split_bytes=reading.peak_inactive_split,
-            ooms=_count_since(before.n_ooms, reading.n_ooms),
+            ooms=n_ooms,
             phases=self._phases.device_phases(),
             peak_phase=self._phases.peak_phase,
         )
@@ -312,7 +318,8 @@ class MemoryProbe(Probe):
             return None
         now, replace = self._count(None), msgspec.structs.replace
         sampled = self._breakdown or with_gradients(now.record(), self._gradients)
-        if self._breakdown is not None and now.optimizer_bytes > (sampled.optimizer_bytes or 0):
+        most = sampled.optimizer_bytes if sampled.optimizer_basis == "held" else 0  # replaces what was expected
+        if self._breakdown is not None and now.optimizer_bytes > (most or 0):
             states = {m.name: m.optimizer_bytes for m in now.record().modules}
             modules = tuple(replace(m, optimizer_bytes=states.get(m.name, 0)) for m in sampled.modules)
             sampled = replace(sampled, optimizer_bytes=now.optimizer_bytes, optimizer_basis="held", modules=modules)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from lightning_perf import seams
-from lightning_perf.interrupts import error_text, raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.records import Session, Window
@@ -176,18 +176,17 @@ class WindowProbe(Probe):
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {why_not}"))
             self._next_check = self._planned_at = NEVER
             return
-        self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
         self._loop.profiling(annotation_for(self.options.emit))
         try:
             self._recording = Recording(self.options, self._device, self._step, reason, self._most_step_s())
             self._recording.start()
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
-            raise_if_from_signal(error)
+            why = f"{reason}; {error_text(error)}"
             if self._recording is not None:
                 self._recording.abandon()
                 self._recording = None
             self._loop.profiling(None)
-            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}"))
+            self.windows.append(_window(self._step, 0, "failed", why))
             self._next_check = self._planned_at = NEVER
 
     def _reason_to_open(self) -> str | None:
@@ -278,15 +277,15 @@ class WindowProbe(Probe):
                 return
             window = self._read(recording)
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
-            raise_if_from_signal(error)
+            reason = f"{recording.reason}; {error_text(error)}"
             recording.abandon()
-            reason = f"{recording.reason}; {type(error).__name__}: {error}"
             window = _window(recording.first_step, 0, "failed", reason, recording.cost_s)
             self._is_requested = False
             self._next_check = self._planned_at = NEVER
         else:
             self._next_check = self._step_of_next_check()
             self._is_second_try = False
+            self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
         self._recording = None
         self.windows.append(window)
         self._forget_old()

@@ -46,7 +46,7 @@ def _summary(growth: Growth | None, suspects: tuple[Suspect, ...]) -> str:
     place = "Host memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
     text = f"{place} grows by {size_text(growth.bytes_per_step)} per step"
     if first is None:
-        return f"{text}. No container of tensors that grows with it was found."
+        return f"{text}. No container of tensors or arrays that grows with it was found."
     return f"{text}, and {first.name} grows with it. {_what(first)}."
 
 
@@ -55,7 +55,7 @@ def _what(suspect: Suspect) -> str:
         return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} per step"
     graphs = f", {suspect.n_with_graph} of them with graphs" if suspect.n_with_graph else ""
     gained = three_digits(suspect.items_per_step)
-    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, and gains {gained} per step"
+    return f"It is a {suspect.kind} of {suspect.n_items} elements{graphs}, and gains {gained} per step"
 
 
 def _unit(suspect: Suspect) -> str:

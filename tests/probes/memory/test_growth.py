@@ -132,6 +132,22 @@ def test_heap_diff_reports_nothing_when_numbers_or_a_bounded_window_are_kept(att
     assert grown(model, lambda: getattr(model, attribute).append(1.0 if attribute == "numbers" else model.loss())) == ()
 
 
+@pytest.mark.parametrize(
+    ("element", "n_bytes"),
+    [
+        (lambda: np.ones(25, np.float32), 100),
+        (lambda: (0, np.ones(25, np.float32)), 100),
+        (lambda: {"loss": 1.0, "predictions": np.ones((5, 10), np.float32)[:, :5]}, 200),  # a view keeps its base
+        (lambda: torch.ones(25).numpy(), 100),
+    ],
+)
+def test_heap_diff_names_the_list_when_arrays_are_kept(element: Any, n_bytes: int) -> None:
+    model = Model()
+    (suspect,) = grown(model, lambda: model.losses.append(element()))
+    assert (suspect.name, suspect.n_with_graph) == ("Model.losses", 0)
+    assert suspect.tensor_bytes == 35 * n_bytes
+
+
 def test_heap_diff_holds_on_to_nothing_that_it_saw() -> None:
     class Marked(list):  # type: ignore[type-arg]
         pass

@@ -6,16 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
 from lightning_perf.probes.memory.allocation_history import read_history
+from lightning_perf.probes.memory.breakdown import headroom_of
 from lightning_perf.probes.memory.host_memory import read_host_memory
 from lightning_perf.probes.memory.phase_memory import Allocator, PhaseReadings, allocator_of
 from lightning_perf.probes.memory.probe import MemoryProbe
-from lightning_perf.records import Machine, Run, Session
+from lightning_perf.records import Breakdown, DeviceMemory, HostMemory, Machine, Run, Session
 from lightning_perf.rules.engine import diagnose
 from tests.fakes import FakeAllocator, FakeClock
 
@@ -48,9 +50,10 @@ class Training:
         world_size: int = 1,
         wants_history: bool = False,
         folder: Path | None = None,
+        device: FakeAllocator | None = None,
     ) -> None:
         self.module = nn.Linear(8, 8)
-        self.device = FakeAllocator(total_bytes=total_bytes)
+        self.device = FakeAllocator(total_bytes=total_bytes) if device is None else device
         self.device.n_retries = self.device.n_ooms = 3  # of an earlier training in this process
         self.loop = Loop()
         self.errors: list[Exception] = []
@@ -204,6 +207,70 @@ def test_leak_of_the_device_is_found_when_tensors_are_kept() -> None:
     assert "cuda:0" in finding.summary
     growth = next(g for g in training.probe.record().growth if g.where == "cuda:0")
     assert growth.bytes_per_step == pytest.approx(10**5, rel=0.01)
+
+
+def test_headroom_per_sample_is_at_least_what_one_batch_saved() -> None:
+    saved = 8 * GIB
+    breakdown = Breakdown(device="cuda:0", activations_bytes=saved, activations_basis="saved tensors", n_samples=32)
+    device = DeviceMemory(
+        device="cuda:0", peak_allocated_bytes=10 * GIB, peak_reserved_bytes=10 * GIB, total_bytes=16 * GIB
+    )
+    sizes = [(32, 9 * GIB), (17, 9 * GIB - 1000)]  # the last batch of an epoch, with longer samples
+    headroom = headroom_of(breakdown, device, HostMemory(rss_bytes=GIB), None, sizes)
+    assert headroom is not None
+    assert headroom.per_sample_bytes == saved / 32
+    assert headroom.largest_batch == int((0.9 * 16 - 2) * 4)
+
+
+@pytest.mark.parametrize("ends", ["below the earlier peak", "above it", "after a retry"])
+def test_peak_of_an_earlier_run_is_not_reported_as_that_of_this_one(ends: str) -> None:
+    device = FakeAllocator()
+    device.allocate(15 * GIB)
+    device.free(15 * GIB)
+    training = Training(device=device)
+    for _ in range(10):
+        training.step(4, GIB)
+    hidden = training.probe.record()
+    assert hidden.devices == ()
+    assert hidden.breakdown is not None
+    assert hidden.breakdown.peak_bytes is None
+    assert "memory.devices" in training.probe.reasons()
+    if ends == "above it":
+        training.step(4, 15 * GIB + 1)
+    elif ends == "after a retry":
+        device.n_retries += 1
+    devices = training.probe.record().devices
+    assert [each.peak_allocated_bytes for each in devices] == ([] if ends == "below the earlier peak" else
+                                                               [device.peak_allocated])  # fmt: skip
+    assert ("memory.devices" in training.probe.reasons()) == (not devices)
+
+
+@pytest.mark.parametrize(("basis", "n_free"), [("machine", 3.4), ("cgroup", 13.4)])
+def test_largest_batch_leaves_what_other_programs_use_of_the_machine(basis: str, n_free: float) -> None:
+    breakdown = Breakdown(device="cpu", activations_bytes=GIB, batch_bytes=0, n_samples=1)
+    host = HostMemory(rss_bytes=GIB, peak_rss_bytes=2 * GIB, used_bytes=12 * GIB, limit_bytes=16 * GIB,
+                      limit_basis=basis)  # fmt: skip
+    headroom = headroom_of(breakdown, None, host, None, ())
+    assert headroom is not None
+    assert headroom.largest_batch == int(n_free)
+    on_device = msgspec.structs.replace(breakdown, device="cuda:0")
+    assert headroom_of(on_device, None, host, None, ()) is None
+
+
+def test_expected_states_are_replaced_once_an_optimizer_holds_its_own() -> None:
+    training = Training()
+    for _ in range(10):
+        training.step(4, 1000)
+    expected = training.probe.record().breakdown
+    training.module.weight.grad = None  # as of a parameter that the model does not use
+    training.probe._trainer.optimizers[0].step()
+    held = training.probe.record().breakdown
+    assert expected is not None
+    assert held is not None
+    assert (expected.optimizer_basis, expected.optimizer_bytes) == ("expected", 2 * N_PARAMETER_BYTES)
+    assert held.optimizer_basis == "held"
+    assert held.optimizer_bytes is not None
+    assert held.optimizer_bytes < N_PARAMETER_BYTES
 
 
 def test_headroom_follows_the_line_when_batches_differ() -> None:

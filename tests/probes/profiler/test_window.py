@@ -730,6 +730,20 @@ def test_auto_window_is_opened_once_more_when_validation_cut_it_off(made):
     assert [window.status for window in probe.windows] == ["incomplete", "recorded"]
 
 
+def test_window_of_a_changed_step_is_opened_once_more_when_validation_cut_it_off(made):
+    loop = FakeLoop()
+    probe = made(loop)
+    run_steps(probe, 500)
+    loop.median_s = 0.02
+    while probe._recording is None and loop.main.n_steps < 5000:
+        one_step(probe)
+    probe.validation_begins()
+    loop.main.next_step = 0
+    run_steps(probe, 600)
+    assert [window.status for window in probe.windows] == ["recorded", "incomplete", "recorded"]
+    assert "the median step changed" in probe.windows[2].reason
+
+
 @pytest.mark.parametrize("options", [{"wait": 1000, "warmup": 1, "active": 4, "repeat": 1}, {}], ids=["plan", "auto"])
 def test_window_asked_for_is_opened_once_more_when_validation_cut_it_off(made, options):
     probe = made(FakeLoop(wall_s=0.0), **options)

@@ -140,6 +140,35 @@ def test_thread_ends_when_stopped_and_stopping_twice_does_no_harm() -> None:
     run.probe.close()
 
 
+def test_readers_stay_open_when_the_driver_does_not_answer_however_often_the_probe_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+    n_closed = 0
+
+    def read(at_s: float) -> dict[str, float]:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            answered.wait(60)
+        return {}
+
+    def close() -> None:
+        nonlocal n_closed
+        n_closed += 1
+
+    run = Scripted(host=SimpleNamespace(read=read, add=lambda *_: None, close=close))
+    monkeypatch.setattr(run.probe._background, "_join_s", 0.1)
+    run.probe.start()
+    assert asked.wait(60)
+    run.probe.close()
+    run.probe.close()
+    assert n_closed == 0
+    answered.set()
+    telemetry_threads()[0].join(60)
+    run.probe.close()
+    assert n_closed == 1
+
+
 def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
     begun = threading.Event()
 
