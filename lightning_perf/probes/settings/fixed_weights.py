@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes import plain
-from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.base import Probe, RunContext, model_part
 from lightning_perf.probes.model import module_walk
 from lightning_perf.records import FixedWeights, Session
 from lightning_perf.seams import is_overridden
@@ -65,10 +65,7 @@ class FixedWeightsProbe(Probe):
             self._found = found
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        settings, replace = session.settings, msgspec.structs.replace
-        if self._found is None or settings.model is None:
-            return {}
-        return {"settings": replace(settings, model=replace(settings.model, fixed_weights=self._found))}
+        return model_part(session, "fixed_weights", self._found)
 
 
 def _saved(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
