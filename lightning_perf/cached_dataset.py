@@ -18,6 +18,7 @@ from .interrupts import error_text
 from .loader_kinds import is_iterable
 
 MEMORY_SHARE = 0.5  # of the free memory, for the caches of all processes: the training needs memory, too
+_MAX_DEPTH = 4  # datasets inside one another whose attributes are compared
 SAMPLED_ITEMS = 32  # loaded before the size of all of them is judged
 
 
@@ -25,7 +26,8 @@ class CachedDataset(Dataset[Any]):
     """The map-style dataset of a ``DataLoader``, with a cache in each process; other attributes are the dataset's own.
 
     The loads that the training makes anyway show whether they draw from the global random generators and whether all
-    items will fit. The first, second, fourth, eighth … item that is in the cache is loaded again, to be compared.
+    items will fit. The first, second, fourth, eighth … item that is in the cache is loaded again, to be compared;
+    the count begins again when a number or string among the dataset's attributes has changed.
 
     Args:
         loader: The loader, with its final number of workers.
@@ -34,6 +36,8 @@ class CachedDataset(Dataset[Any]):
     Raises:
         TreatmentError: Items have no index, are in memory already, or may be random.
     """
+
+    _attributes: list[Any]  # of the dataset, after the last load
 
     def __init__(self, loader: Any, is_strict: bool) -> None:
         dataset, refused = loader.dataset, ""
@@ -50,7 +54,7 @@ class CachedDataset(Dataset[Any]):
         n_processes = max(1, loader.num_workers) * int(os.environ.get("LOCAL_WORLD_SIZE") or n_ranks)
         limit = MEMORY_SHARE * free_bytes() / n_processes
         vars(self).update(_dataset=dataset, _items={}, _n_bytes=0, _n_hits=0, _is_off=False)
-        vars(self).update(_is_strict=is_strict, _n_processes=n_processes, _limit=limit)
+        vars(self).update(_is_strict=is_strict, _n_processes=n_processes, _limit=limit, _attributes=[])
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -76,6 +80,8 @@ class CachedDataset(Dataset[Any]):
             self._refuse("the sampler does not yield whole numbers")
         if self._is_off:
             return load(indices)
+        if self._attributes != _plain_attributes(self._dataset):  # such as an epoch that items depend on
+            self._n_hits = 0
         due = [at for at, index in enumerate(indices) if index not in self._items or self._hit()]
         found: dict[int, Any] = {}
         if due:
@@ -87,6 +93,7 @@ class CachedDataset(Dataset[Any]):
                 self._refuse(reason)
                 return loaded if len(due) == len(indices) else load(indices)
             found = dict(zip(due, loaded, strict=True))
+        self._attributes = _plain_attributes(self._dataset)  # after loading, which may count items
         return [found[at] if at in found else tree_map(_copy, self._items[i]) for at, i in enumerate(indices)]
 
     def _hit(self) -> bool:
@@ -159,6 +166,16 @@ def require_same(cached: CachedDataset, index: int) -> None:
     reason = cached._keep([index], [0], [cached._dataset[index]])
     if reason:
         raise TreatmentError(f"dataset-cache cannot be applied: {reason}")
+
+
+def _plain_attributes(dataset: Any) -> list[Any]:
+    """Return the numbers and strings among the attributes of a dataset and of the datasets that it wraps."""
+    found: list[Any] = []
+    for _ in range(_MAX_DEPTH):
+        attributes = getattr(dataset, "__dict__", {})
+        found += [value for value in attributes.values() if type(value) in (bool, int, float, str)]
+        dataset = attributes.get("dataset")
+    return found
 
 
 def _mib(n_bytes: float) -> str:

@@ -41,11 +41,21 @@ def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
-    """Return bytes used and the limit of the cgroup around this process that is nearest to its limit, if any.
+    """Return bytes used and the limit of the cgroup around this process that is nearest to its limit, if any."""
+    return max(_memory_within_limits(root), key=lambda pair: pair[0] / pair[1], default=None)
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may still use: by the machine, and by each cgroup around it."""
+    left = [limit - used for used, limit in _memory_within_limits(root)]
+    return max(0, min([int(psutil.virtual_memory().available), *left]))
+
+
+def _memory_within_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield bytes used and the limit of each cgroup around this process that has one.
 
     File cache that can be dropped is not counted as used (``inactive_file``), as the kernel reclaims it first.
     """
-    found: list[tuple[int, int]] = []
     names = (("memory.max", "memory.current", "inactive_file"),
              ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
     for folder in cgroup_folders(root, "memory"):
@@ -54,15 +64,7 @@ def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
             if limit is None or used is None or not 0 < limit < UNLIMITED_BYTES:
                 continue
             statistics = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
-            found.append((max(0, used - int(statistics.get(cache_name, 0))), limit))
-    return max(found, key=lambda pair: pair[0] / pair[1], default=None)
-
-
-def free_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may still use: by the machine, and by the cgroups around it."""
-    free = int(psutil.virtual_memory().available)
-    within = read_memory_within_limit(root)
-    return max(0, free if within is None else min(free, within[1] - within[0]))
+            yield max(0, used - int(statistics.get(cache_name, 0))), limit
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:

@@ -83,11 +83,16 @@ class LoopRun:
         if self._phases is not None:
             self._doctor._probes.call(UserPhases.name, self._phases.watch, thing)
 
-    def is_validation(self) -> bool:
-        """Return whether a loop that begins now validates: within another one, or with models in evaluation mode."""
+    def is_validation(self, loader: Any) -> bool:
+        """Return whether a loop that begins now validates: within another one, or with models in evaluation mode.
+
+        The mode of models says nothing of the loader that was trained on: ``train()`` may be called in each step, and
+        models from a file are in evaluation mode, in which some are trained.
+        """
         modules = [each for each in self._trainer.watched if isinstance(each, nn.Module)]
         is_evaluating = self._has_begun and bool(modules) and not any(each.training for each in modules)
-        return self.is_in_step or not torch.is_grad_enabled() or is_evaluating
+        is_other_loader = shown_loader(loader) is not self._trainer.train_dataloader
+        return self.is_in_step or not torch.is_grad_enabled() or (is_evaluating and is_other_loader)
 
     # -- loops --------------------------------------------------------------------------------------------------------
 
@@ -277,7 +282,7 @@ class Steps:
         return self._batches(run)
 
     def _batches(self, run: LoopRun) -> Iterator[Any]:
-        is_validation = run.is_validation() if self._validation is None else self._validation
+        is_validation = run.is_validation(self._loader) if self._validation is None else self._validation
         yield from run.validate(self._loader) if is_validation else run.train(self._loader)
 
     def __len__(self) -> int:
@@ -322,7 +327,7 @@ class UserLoop:
         Args:
             loader: A DataLoader, or anything else that yields batches.
             validation: Whether the loop validates. None: it does within another loop, without gradients, and if the
-                watched models are in evaluation mode.
+                watched models are in evaluation mode and the last training loop had another loader.
         """
         return Steps(loader, self._user_run(sys._getframe(1).f_code), validation)
 

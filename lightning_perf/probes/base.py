@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
+
 from lightning_perf import probes
 from lightning_perf.records import Hang, Machine, Session, Settings, TraceRecord
 
@@ -189,6 +191,14 @@ class Probe:
     def reasons(self) -> Mapping[str, str]:
         """Return why figures are None, by their path in the session. Called after `part`."""
         return self.missing
+
+
+def model_part(session: Session, field: str, found: Any) -> Mapping[str, Any]:
+    """Return a probe's part of the session: what it found about the model; nothing if the model is unknown."""
+    settings, replace = session.settings, msgspec.structs.replace
+    if found is None or settings.model is None:
+        return {}
+    return {"settings": replace(settings, model=replace(settings.model, **{field: found}))}
 
 
 @functools.cache

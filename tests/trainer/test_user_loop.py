@@ -251,6 +251,21 @@ def test_evaluation_mode_makes_a_loop_validation_unless_overridden() -> None:
     assert session.settings.model.eval_outputs_have_graph is True
 
 
+@pytest.mark.parametrize("is_in_evaluation_mode", [True, False])
+def test_second_loop_over_the_training_loader_trains(is_in_evaluation_mode: bool) -> None:
+    setup, data = Setup(), loader(5)
+    for _ in range(2):
+        setup.model.eval()
+        for batch in setup.steps(data):
+            setup.model.train(not is_in_evaluation_mode)
+            setup.step(batch)
+        setup.model.eval()
+        for batch in setup.steps(loader(3)):
+            setup.model(batch)
+    session = setup.close()
+    assert [epoch.n_steps for epoch in session.epochs] == [5, 5]
+
+
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 

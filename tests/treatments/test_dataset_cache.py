@@ -169,6 +169,18 @@ def test_first_item_of_the_second_epoch_shows_that_items_change_with_the_epoch(
     assert "item 0 differs when it is loaded again" in caplog.text
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_an_item_is_compared_when_an_attribute_of_the_dataset_has_changed(
+    is_nested: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Made(by_epoch)
+    loader = cached(Subset(data, range(N_ITEMS)) if is_nested else data, is_strict=False)
+    for epoch in range(4):  # before the last one: 48 hits, of which the next to be compared is the 64th
+        data.epoch = epoch // 3
+        assert torch.cat(all_batches(loader))[:, 0].tolist() == [100 * data.epoch + index for index in range(N_ITEMS)]
+    assert "item 0 differs when it is loaded again" in caplog.text
+
+
 def test_attributes_are_those_of_the_dataset_also_when_set() -> None:
     data = Made(by_epoch)
     wrapper = cached(data).dataset

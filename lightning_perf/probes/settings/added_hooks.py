@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
-import msgspec
 from torch import nn
 
 from lightning_perf.probes import plain
-from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.base import Probe, RunContext, model_part
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.model import module_walk
 from lightning_perf.records import AddedHooks, Session
@@ -76,10 +75,7 @@ class AddedHooksProbe(Probe):
             self._found = _added(self._module, self._first, count)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        settings, replace = session.settings, msgspec.structs.replace
-        if self._found is None or settings.model is None:
-            return {}
-        return {"settings": replace(settings, model=replace(settings.model, added_hooks=self._found))}
+        return model_part(session, "added_hooks", self._found)
 
 
 def _all_hooks(root: nn.Module) -> Iterator[tuple[tuple[str, str], list[Any]]]:

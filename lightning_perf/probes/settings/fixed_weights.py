@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes import plain
-from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.base import Probe, RunContext, model_part
 from lightning_perf.probes.model import module_walk
 from lightning_perf.records import FixedWeights, Session
 from lightning_perf.seams import is_overridden
@@ -52,22 +52,20 @@ class FixedWeightsProbe(Probe):
         self._before: dict[str, _State] = {}
         self._found: FixedWeights | None = None
 
-    def start(self) -> None:
+    def loops_ready(self, run: RunContext) -> None:
+        """Read the states after setup, in which a strategy moves, converts and loads weights."""
         if self._trainer.is_global_zero and _is_saved_whole(self._trainer, self._module):
-            self._before = _states(self._module, self._trainer.world_size > 1)
+            self._before = _states(self._module)
 
     def before_report(self, is_last: bool) -> None:
         if is_last:
-            found = _unchanged(self._module, self._before, self._trainer.world_size > 1)
+            found = _unchanged(self._module, self._before)
             if found is not None and self._folder is not None:
                 found = msgspec.structs.replace(found, costs_s=added_save_s(found.n_bytes, self._folder))
             self._found = found
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        settings, replace = session.settings, msgspec.structs.replace
-        if self._found is None or settings.model is None:
-            return {}
-        return {"settings": replace(settings, model=replace(settings.model, fixed_weights=self._found))}
+        return model_part(session, "fixed_weights", self._found)
 
 
 def _saved(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,32 +86,31 @@ def _is_saved_whole(trainer: Any, module: Any) -> bool:
     return not is_overridden(module, "state_dict") and not any(is_overridden(one, _HOOK) for one in owners)
 
 
-def _states(root: nn.Module, has_ranks: bool) -> dict[str, _State]:
-    """Return the states by path; with several ranks, which DDP gives the same parameters, without their writes."""
-    buffers = dict(module_walk.saved_buffers(root))
-    states = {name: _state(tensor, not has_ranks or name in buffers) for name, tensor in _saved(root)}
+def _states(root: nn.Module) -> dict[str, _State]:
+    """Return the states by path."""
+    states = {name: _state(tensor) for name, tensor in _saved(root)}
     return {name: state for name, state in states.items() if state is not None}
 
 
-def _state(tensor: torch.Tensor, has_version: bool) -> _State | None:
+def _state(tensor: torch.Tensor) -> _State | None:
     """Return the state of a tensor, with elements evenly spread; None if it cannot be read."""
     try:
         with plain.without_overrides():
             sample = tensor.detach().view(-1)[:: max(1, tensor.numel() // _N_SAMPLED)].cpu().clone()
             torch.equal(sample, sample)
-            return _State(plain.storage_address(tensor), tensor._version if has_version else 0, sample)
+            return _State(plain.storage_address(tensor), tensor._version, sample)
     except (RuntimeError, NotImplementedError) as error:  # a storage that was freed, or an exotic dtype
         raise_if_from_signal(error)
         return None
 
 
-def _unchanged(root: nn.Module, before: Mapping[str, _State], has_ranks: bool) -> FixedWeights | None:
+def _unchanged(root: nn.Module, before: Mapping[str, _State]) -> FixedWeights | None:
     """Return what of the parameters, or of the buffers, is as it was, whichever is more; None if nothing is."""
     if not before:
         return None
     buffers, tensors = dict(module_walk.saved_buffers(root)), dict(_saved(root))
     sizes: dict[bool, dict[str, int]] = {False: {}, True: {}}
-    for name, state in _states(root, has_ranks).items():
+    for name, state in _states(root).items():
         if name in before and state.is_same(before[name]):
             sizes[name in buffers][name] = tensors[name].nbytes
     is_buffer, found = max(sizes.items(), key=lambda one: sum(one[1].values()))

@@ -14,13 +14,12 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes import plain
-from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.base import Probe, RunContext, model_part
 from lightning_perf.probes.host_lines.calls import line_of
 from lightning_perf.probes.model import module_walk
 from lightning_perf.records import Hyperparameters, Session
@@ -53,10 +52,7 @@ class HyperparametersProbe(Probe):
             self._found = read_hyperparameters(self._module, self._folder)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        settings, replace = session.settings, msgspec.structs.replace
-        if self._found is None or settings.model is None:
-            return {}
-        return {"settings": replace(settings, model=replace(settings.model, hyperparameters=self._found))}
+        return model_part(session, "hyperparameters", self._found)
 
 
 def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | None:

@@ -342,6 +342,18 @@ def test_used_memory_leaves_out_file_cache_that_can_be_dropped(tmp_path: Path, v
     assert (host.used_bytes, host.limit_bytes, host.limit_basis) == (600, 1000, "cgroup")
 
 
+def test_free_memory_is_the_least_that_any_cgroup_has_left(tmp_path: Path) -> None:
+    step = tmp_path / "sys/fs/cgroup/job/step"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    step.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
+    for folder, limit, used in ((step, 1000, 500), (step.parent, 100_000, 90_000)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+    assert read_memory_within_limit(tmp_path) == (90_000, 100_000)
+    assert free_bytes(tmp_path) == 500
+
+
 def test_machine_is_the_limit_when_there_is_no_cgroup(tmp_path: Path) -> None:
     host = read_host_memory(root=tmp_path)
     assert host.limit_basis == "machine"

@@ -79,12 +79,14 @@ class Averaging(Callback):
         checkpoint["averages"] = dict(checkpoint["state_dict"])
 
 
-def fitted(module, *callbacks, has_checkpoints=True):
+def fitted(module, *callbacks, has_checkpoints=True, ckpt_path=None, **flags):
     callbacks += (ModelCheckpoint(every_n_epochs=10),) if has_checkpoints else ()
-    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=has_checkpoints,
-                      enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks))  # fmt: skip
+    flags = {"max_epochs": 1, **flags}
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=has_checkpoints,
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
+                      **flags)  # fmt: skip
     data = torch.utils.data.TensorDataset(torch.randint(N // 4, (20, 3)))
-    trainer.fit(module, DataLoader(data, batch_size=2))
+    trainer.fit(module, DataLoader(data, batch_size=2), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -108,6 +110,18 @@ def found_in(module, folder, *callbacks, **arguments):
 )
 def test_large_weights_that_stay_are_found(arguments, expected, tmp_path):
     assert found_in(Tuned(**arguments), tmp_path) == expected
+
+
+@pytest.mark.parametrize("flags", [{"precision": "64-true"}, {"strategy": "ddp", "devices": 1}])
+def test_weights_that_a_strategy_converts_or_writes_before_the_first_step_are_found(flags, tmp_path):
+    module = Tuned(is_persistent=False)
+    n_bytes = 8 * N if "precision" in flags else 4 * N
+    assert found_in(module, tmp_path, **flags) == (n_bytes, "table.weight", False)
+
+
+def test_weights_that_a_checkpoint_fills_before_the_first_step_are_found(tmp_path):
+    fitted(Tuned()).save_checkpoint(tmp_path / "first.ckpt")
+    assert found_in(Tuned(), tmp_path, max_epochs=2, ckpt_path=tmp_path / "first.ckpt") is not None
 
 
 def test_nothing_is_looked_for_where_nothing_is_saved(tmp_path):
