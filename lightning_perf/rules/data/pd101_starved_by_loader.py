@@ -29,7 +29,7 @@ def check(session: Session) -> Finding | None:
         return None
     loaders = loaders_of(session)
     loader = _loader(session, loaders)
-    plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
+    plan = plan_workers(session, loader, steady, share)
     if lost_to_workers_s(session, steady, plan) > 0:
         return None  # PD103 applies: batches are faster without workers.
     if predicted is not None and plan.cost_more:
@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
         )
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     is_enough = can_recommend and plan.n_workers >= plan.n_needed
-    seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
+    seconds = steady.n_span_steps * plan.saved_high_s if can_recommend else share * steady.span_s
     return timed_finding(
         steady,
         summary=summary,
@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
             )
         ),
         claims={"data_wait": min(seconds, share * steady.span_s)},
-        low_s=steady.n_steps * plan.saved_low_s if can_recommend else 0.0,
+        low_s=steady.n_span_steps * plan.saved_low_s if can_recommend else 0.0,
         basis=_basis(plan) if can_recommend else "at most the data wait",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
         method=plan.method if can_recommend else "timed",

@@ -23,12 +23,12 @@ def check(session: Session) -> Finding | None:
     if share < WAIT_MIN_SHARE:
         return None
     loader = loaders_of(session, "val")[0]
-    plan = plan_workers(session, loader, validation, share * validation.span_s / validation.n_steps)
+    plan = plan_workers(session, loader, validation, share)
     if plan.is_too_cheap:
         return None
     validation_s = phase_s(steady, "validation")
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
-    scale = validation.n_steps / validation.span_s * validation_s
+    scale = validation.n_span_steps / validation.span_s * validation_s
     if can_recommend:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
         summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader"

@@ -109,4 +109,4 @@ def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
     stage = session.steady or predicted_steps(session)
     if n_bytes is None or stage is None or stage.span_s <= 0:
         return what, math.inf
-    return what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s)
+    return what, n_bytes / (bytes_per_step * stage.n_span_steps / stage.span_s)

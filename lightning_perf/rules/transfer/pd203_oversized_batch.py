@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=advice,
         claims={
             "transfer": part * phase_s(stage, "transfer"),
-            "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
+            "data_wait": min(part * moved_s * stage.n_span_steps, phase_s(stage, "data_wait")),
         },
         basis="at most the same fraction of the time to move batches",
         confidence="high" if wide else "medium",  # the dtype is certain; whether all values fit a byte was sampled
