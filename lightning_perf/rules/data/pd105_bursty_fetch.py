@@ -15,8 +15,9 @@ from lightning_perf.rules.loader_signals import (
     wait_fact,
     with_kept_items,
 )
+from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import (
     BURST_MIN_FRACTION,
     BURST_MIN_SHARE,
@@ -42,8 +43,8 @@ def check(session: Session) -> Finding | None:
     loader = loaders_of(session)[0]
     n_workers = required(loader.num_workers, "the number of workers is not known")
     fetch = required(steady.fetch, "no fetch was timed")
-    wait_s = phase_s(steady, "data_wait")
-    share = wait_s / steady.span_s
+    share = wait_share(steady)
+    wait_s = share * steady.span_s
     if n_workers < 2 or share < LOW_SHARE:
         return None
     if fetch.burst_period is None or fetch.burst_fraction is None:
