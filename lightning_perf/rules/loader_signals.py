@@ -1,5 +1,7 @@
 """Measurements that the data rules use: of the loader probe, and of the start of epochs and validations."""
 
+import math
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -295,6 +297,18 @@ def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0)
         return 0.0
     part = found.automatic_by_phase_s.get("data_wait", 0.0) * (1 - left_with_raised_thresholds(found))
     return share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
+
+
+def slowest_of(session: Session, loaders: Sequence[LoaderSettings]) -> LoaderSettings:
+    """Return the probed loader, which is the slowest; otherwise the first of those with the fewest workers."""
+    fewest = min(loaders, key=lambda each: math.inf if each.num_workers is None else each.num_workers)
+    return next((each for each in loaders if is_probed(session, each)), fewest)
+
+
+def is_probed(session: Session, loader: LoaderSettings) -> bool:
+    """Return whether a loader is the one that was probed."""
+    probe = session.loader_probe
+    return probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
 
 
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
