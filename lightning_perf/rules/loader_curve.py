@@ -117,15 +117,16 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
         the whole step shrinks by this share, but by no more than the data wait.
         """
         per_step_s = self.wait_s if self.plan.n_now == 0 else self.stage.step_s.mean
-        return self.stage.n_steps * min(self.wait_s, min(max(share, 0.0), 1.0) * per_step_s)
+        return self.stage.n_span_steps * min(self.wait_s, min(max(share, 0.0), 1.0) * per_step_s)
 
 
-def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
+def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, share: float) -> WorkerPlan:
     """Return the number of workers to recommend for a loader, and the time that it saves.
 
-    ``stage`` are the steps that use the loader, ``wait_s`` their seconds of data wait per step, by the device's clock
+    ``stage`` are the steps that use the loader, ``share`` their data wait as a share of the time, by the device's clock
     if there is one.
     """
+    wait_s = share * stage.span_s / stage.n_span_steps
     probe = session.loader_probe
     if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
         probe = None
@@ -238,14 +239,14 @@ def probed_loader_of(session: Session) -> ProbedLoader:
     found = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
     loader = required(found, "the settings of the probed loader are not known")
     share = wait_share(stage)
-    wait_s = share * stage.span_s / max(1, stage.n_steps)
+    wait_s = share * stage.span_s / stage.n_span_steps
     return ProbedLoader(
         probe=probe,
         loader=loader,
         stage=stage,
         share=share,
         wait_s=wait_s * (1 - _sampling_part(session, stage)),
-        plan=plan_workers(session, loader, stage, wait_s),
+        plan=plan_workers(session, loader, stage, share),
         is_predicted=session.steady is None,
     )
 

@@ -1,5 +1,7 @@
 """Measurements that the data rules use: of the loader probe, and of the start of epochs and validations."""
 
+import math
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -94,7 +96,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
         waits_s = (1 - less) * plan.batch_s + max(take_s, TRANSPORT_HIGH_S)
     step_s = stage.step_s.mean
     most_s = step_s - probed.wait_s + waits_s
-    least_s = step_s - probed.saved_s(samples) / stage.n_steps
+    least_s = step_s - probed.saved_s(samples) / stage.n_span_steps
     n = probe.n_compared or 0
     kept = timed_finding(
         stage,
@@ -111,8 +113,8 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
             msgspec.structs.replace(prescription, summary="keep the dataset's items in memory"),
             *(one for one in finding.prescriptions if one.treatment != prescription.treatment),
         ),
-        claims={"data_wait": stage.n_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
-        low_s=(1 - 1 / n_epochs) * stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
+        claims={"data_wait": stage.n_span_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
+        low_s=(1 - 1 / n_epochs) * stage.n_span_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
         basis=f"samples taken from memory, timed by the loader probe; the lower end is of {n_epochs:,} epochs",
         confidence=finding.confidence if n >= KEPT_MIN_COMPARED else "medium",
         method="probed",
@@ -297,6 +299,18 @@ def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0)
     return share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
 
 
+def slowest_of(session: Session, loaders: Sequence[LoaderSettings]) -> LoaderSettings:
+    """Return the probed loader, which is the slowest; otherwise the first of those with the fewest workers."""
+    fewest = min(loaders, key=lambda each: math.inf if each.num_workers is None else each.num_workers)
+    return next((each for each in loaders if is_probed(session, each)), fewest)
+
+
+def is_probed(session: Session, loader: LoaderSettings) -> bool:
+    """Return whether a loader is the one that was probed."""
+    probe = session.loader_probe
+    return probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
+
+
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
     """Return the seconds to make a batch without workers and how they were measured, or None and the reason."""
     fetch, probe = stage.fetch, session.loader_probe
@@ -378,6 +392,6 @@ def lost_to_workers_s(session: Session, steady: StageTimes, plan: WorkerPlan) ->
     in_process_s, _ = in_process_of(session, steady)
     if not plan.n_now or in_process_s is None or steady.fetch is None or steady.fetch.wait_s.p50 <= in_process_s:
         return 0.0
-    lost_s = steady.n_steps * (steady.fetch.wait_s.p50 - in_process_s) + worker_start_s(session, steady)
-    more_s = steady.n_steps * plan.saved_high_s if plan.method == "probed" and plan.n_workers > plan.n_now else 0.0
+    lost_s = steady.n_span_steps * (steady.fetch.wait_s.p50 - in_process_s) + worker_start_s(session, steady)
+    more_s = steady.n_span_steps * plan.saved_high_s if plan.method == "probed" and plan.n_workers > plan.n_now else 0.0
     return lost_s if lost_s >= max(more_s, LOW_SHARE * steady.span_s) else 0.0

@@ -62,7 +62,11 @@ def queued_s(stage: StageTimes) -> float:
     The host runs ahead of a device until its queue is full. 0 without a device's clock.
     """
     device = stage.device
-    return stage.n_steps * max(0.0, device.step_s.mean - stage.step_s.mean) if device is not None and device.n else 0.0
+    return (
+        stage.n_span_steps * max(0.0, device.step_s.mean - stage.step_s.mean)
+        if device is not None and device.n
+        else 0.0
+    )
 
 
 def check_has_ranks(session: Session) -> None:

@@ -99,9 +99,7 @@ AMPERE_CAPABILITY = _published(8.0, "capability", "The first with bf16 and TF32 
 HALF_ALIGNMENT = _published(8, "elements", "Alignment of 16-bit dimensions for Tensor Cores (16 bytes).", _MATRICES)
 BYTE_ALIGNMENT = _published(16, "elements", "Alignment of 8-bit dimensions for Tensor Cores (16 bytes).", _MATRICES)
 CONVOLUTION_MIN_SHARE = _heuristic(0.30, "share of kernel time", "Below it, convolutions do not limit the step.")
-HALF_MIN_FRACTION = _heuristic(
-    0.5, "fraction", "Of matrix kernels: memory layouts matter if most of them use 16-bit dtypes."
-)
+HALF_MIN_FRACTION = _heuristic(0.5, "fraction", "Of matrix kernels: memory layouts matter if most use 16-bit dtypes.")
 OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer that takes no time would save little.")
 ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
     0.25, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
@@ -341,6 +339,7 @@ WORKER_MIN_CORES = _heuristic(2.0, "cores per rank", "With fewer, a worker uses 
 COMPUTES_MIN_FRACTION = _heuristic(0.5, "of the time", "Below it, making samples counts as waiting.")
 SHM_MAX_FRACTION = _heuristic(0.5, "of /dev/shm", "Prefetched batches may fill half of it.")
 SHM_SAFETY_FACTOR = _heuristic(2, "factor", "One set of batches is made while another is being transferred.")
+SHM_GIB = _heuristic(8, "GiB", "Recommended at least, once shared memory ran out: most batches fit several times.")
 PREFETCH_MAX = _heuristic(8, "batches per worker", "More prefetched batches mostly cost memory.")
 CPU_BUSY_MIN = _heuristic(0.85, "of usable cores", "Below it, enough cores are idle that processes do not queue.")
 LOADER_QUEUEING_MIN = _heuristic(0.20, "of the wait", "A process that queues this long shares its core with others.")

@@ -11,6 +11,8 @@ from .findings import how_to_measure
 
 _FLAG = re.compile(r"^Trainer\(\.\.\., (\w+)=([^#\n]*)\)(?:  #.*)?$", re.MULTILINE)
 """Code that sets a Trainer flag, which recommendations that are not applied have only there."""
+_HOOK = re.compile(r"^def on_after_batch_transfer\(self, batch, dataloader_idx\):\n    (return )?", re.MULTILINE)
+"""Code of a module's hook that only a Trainer calls, up to its one line."""
 _CODE = {
     "precision": "Fabric(..., precision={})  # without Fabric: torch.autocast",
     "strategy": "Fabric(..., strategy={})",
@@ -36,7 +38,7 @@ _AUTOMATIC = ("accumulate_grad_batches", "gradient_clip_val")
 
 def without_trainer(finding: Finding) -> Finding:
     """Return the finding with code for a plain loop instead of Trainer flags, and without treatments to try."""
-    changed = tuple(_changed(prescription, _CODE) for prescription in finding.prescriptions)
+    changed = tuple(_without_hook(_changed(prescription, _CODE)) for prescription in finding.prescriptions)
     summary = finding.summary.replace(how_to_measure(finding.prescriptions), how_to_measure(changed))
     return msgspec.structs.replace(finding, summary=summary, prescriptions=changed)
 
@@ -48,6 +50,11 @@ def with_manual_optimization(finding: Finding) -> Finding:
         for one in finding.prescriptions
     )
     return msgspec.structs.replace(finding, prescriptions=tuple(changed))
+
+
+def _without_hook(fix: Prescription) -> Prescription:
+    code = _HOOK.sub(lambda hook: "batch = " if hook[1] else "", fix.code)
+    return msgspec.structs.replace(fix, code=code)
 
 
 def _changed(fix: Prescription, names: Container[str]) -> Prescription:

@@ -1,6 +1,7 @@
 """Build a session from a compact description; unspecified parts are those of ``healthy.yml``.
 
-Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; the rest is forward and backward),
+Keys of a description: ``step_ms``, ``n_steps`` (with ``n_first_steps`` more in the span), ``shares`` (of the span, by
+phase; the rest is forward and backward),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
 ``timeline_ms`` (only backward varies unless ``is_uniform``; ``loop_ms`` sets the phase ``other``), ``validation``
 (``step_ms``, ``n_steps``, ``shares``), ``trace`` (a recorded window of three steps of 100 ms in which a GPU is busy for
@@ -70,7 +71,8 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     is_cpu = "cpu_trace" in rest
     trace = rest.pop("cpu_trace" if is_cpu else "trace", None)
     step_ms = rest.pop("step_ms", 20.0 if trace is None else 100.0)
-    steady = _stage(step_ms, rest.pop("n_steps", 1000), rest.pop("shares", {}), HEALTHY["shares"])
+    n_steps, n_first_steps = rest.pop("n_steps", 1000), rest.pop("n_first_steps", 0)
+    steady = _stage(step_ms, n_steps, rest.pop("shares", {}), HEALTHY["shares"], n_first_steps)
     steady["timeline"] = _timeline(
         rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False), rest.pop("loop_ms", ())
     )
@@ -78,7 +80,13 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     validation = rest.pop("validation", {})
     if validation is not None:
         validation = (
-            _stage(validation.pop("step_ms", 8.0), validation.pop("n_steps", 150), validation.pop("shares", {}), {})
+            _stage(
+                validation.pop("step_ms", 8.0),
+                validation.pop("n_steps", 150),
+                validation.pop("shares", {}),
+                {},
+                validation.pop("n_first_steps", 0),
+            )
             | validation
         )
     document["validation"] = validation
@@ -129,17 +137,20 @@ def _ranks(parts_ms: list[list[float]], facts: dict[int, dict[str, Any]], step_s
     }
 
 
-def _stage(step_ms: float, n_steps: int, shares: dict[str, float], defaults: dict[str, float]) -> dict[str, Any]:
+def _stage(
+    step_ms: float, n_steps: int, shares: dict[str, float], defaults: dict[str, float], n_first_steps: int
+) -> dict[str, Any]:
     shares = {**defaults, **shares}
     left = max(0.0, 1.0 - sum(shares.values()))
     shares.setdefault("forward", FORWARD_PART * left)
     shares.setdefault("backward", max(0.0, 1.0 - sum(shares.values())))
     step_share = sum(share for name, share in shares.items() if name in STEP_PHASES)
     step_s = step_ms / 1e3
-    span_s = n_steps * step_s / step_share
-    wait_s = shares.get("data_wait", 0.0) * span_s / max(1, n_steps)
+    span_s = (n_steps + n_first_steps) * step_s / step_share
+    wait_s = shares.get("data_wait", 0.0) * span_s / max(1, n_steps + n_first_steps)
     return {
         "n_steps": n_steps,
+        "n_first_steps": n_first_steps,
         "n_warmup_steps": 10,
         "span_s": span_s,
         "step_s": _distribution(step_s),

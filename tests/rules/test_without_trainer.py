@@ -59,6 +59,7 @@ def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:
     [
         ("PD301", "promises nothing when nothing was replayed", 'Fabric(..., precision="bf16-mixed")'),
         ("PD321", "is low on a device when nothing was replayed", "torch.use_deterministic_algorithms(False)"),
+        ("PD203", "fires when images are float32", "batch = batch.float() / 255"),
         (
             "PD401",
             "states the batch that fits",

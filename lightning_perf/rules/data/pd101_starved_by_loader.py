@@ -5,7 +5,7 @@ import math
 from lightning_perf.records import Evidence, Finding, LoaderSettings, LoaderWait, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
-from lightning_perf.rules.loader_signals import lost_to_workers_s, with_sharding
+from lightning_perf.rules.loader_signals import is_probed, lost_to_workers_s, slowest_of, with_sharding
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of, summaries_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
@@ -28,8 +28,8 @@ def check(session: Session) -> Finding | None:
     if share < WAIT_MIN_SHARE:
         return None
     loaders = loaders_of(session)
-    loader = _loader(session, loaders)
-    plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
+    loader = slowest_of(session, loaders)
+    plan = plan_workers(session, loader, steady, share)
     if lost_to_workers_s(session, steady, plan) > 0:
         return None  # PD103 applies: batches are faster without workers.
     if predicted is not None and plan.cost_more:
@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
         )
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     is_enough = can_recommend and plan.n_workers >= plan.n_needed
-    seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
+    seconds = steady.n_span_steps * plan.saved_high_s if can_recommend else share * steady.span_s
     return timed_finding(
         steady,
         summary=summary,
@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
             )
         ),
         claims={"data_wait": min(seconds, share * steady.span_s)},
-        low_s=steady.n_steps * plan.saved_low_s if can_recommend else 0.0,
+        low_s=steady.n_span_steps * plan.saved_low_s if can_recommend else 0.0,
         basis=_basis(plan) if can_recommend else "at most the data wait",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
         method=plan.method if can_recommend else "timed",
@@ -112,24 +112,13 @@ def _exposed_share(session: Session, steady: StageTimes) -> float:
     return share
 
 
-def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:
-    """Return the probed loader, which is the slowest; otherwise the first of those with the fewest workers."""
-    fewest = min(loaders, key=lambda each: math.inf if each.num_workers is None else each.num_workers)
-    return next((each for each in loaders if _is_probed(session, each)), fewest)
-
-
-def _is_probed(session: Session, loader: LoaderSettings) -> bool:
-    probe = session.loader_probe
-    return probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
-
-
 def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: WorkerPlan) -> Prescription:
     arguments: dict[str, object] = {"num_workers": plan.n_workers, "persistent_workers": True}
     if session.settings.trainer.accelerator == "cuda" or any(d.kind == "cuda" for d in session.machine.devices):
         arguments["pin_memory"] = True
     summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the {loader.stage} loader"
     if n_loaders > 1:
-        is_known = _is_probed(session, loader)
+        is_known = is_probed(session, loader)
         summary += f" (the slowest of {n_loaders}{'' if is_known else '; lightning-perf data names it'})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"

@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
         return None
     if session.loader_probe is not None and is_waiting(session.loader_probe):
         return None  # PD106 applies: storage is slow.
-    plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
+    plan = plan_workers(session, loader, steady, share)
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores
     lost_fraction = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))

@@ -30,22 +30,22 @@ def check(session: Session) -> Finding | None:
     in_process_s, basis = in_process_of(session, steady)
     if fetch is None or in_process_s is None:
         raise Skip(f"the cost of a batch without workers: {basis}")
-    plan = plan_workers(session, loader, steady, wait_share(steady) * steady.span_s / steady.n_steps)
+    plan = plan_workers(session, loader, steady, wait_share(steady))
     saved_s = lost_to_workers_s(session, steady, plan)
     if _has_another_cause(session) or not saved_s:
         return None
     restart_s = worker_start_s(session, steady)
-    with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
+    with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_span_steps
     alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
     probed = saved_by(session, steady.step_s.mean, plan.now, alone) if alone is not None else None
     from_start_s = min(saved_s, restart_s)
-    waited_s = saved_s - from_start_s if probed is None else steady.n_steps * probed[1]
+    waited_s = saved_s - from_start_s if probed is None else steady.n_span_steps * probed[1]
     return _finding(
         steady,
         loader,
         (with_workers_s, in_process_s, basis),
         {"data_wait": waited_s, "epoch_boundary": from_start_s},
-        0.0 if probed is None else steady.n_steps * probed[0],
+        0.0 if probed is None else steady.n_span_steps * probed[0],
         "modeled" if probed is None else "probed",
     )
 
@@ -57,7 +57,7 @@ def _predicted(session: Session) -> Finding | None:
     alone = next((step for step in plan.steps if step.num_workers == 0), None)
     if plan.n_now == 0 or plan.now is None or alone is None or _has_another_cause(session):
         return None
-    saved_s = stage.n_steps * (plan.now.step_s - alone.step_s)
+    saved_s = stage.n_span_steps * (plan.now.step_s - alone.step_s)
     if saved_s < LOW_SHARE * stage.span_s:
         return None
     times = (plan.now.fetch_s, plan.batch_s, plan.basis)

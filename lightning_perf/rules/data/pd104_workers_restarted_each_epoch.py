@@ -37,25 +37,27 @@ def check(session: Session) -> Finding | None:
         return None
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
-        raise Skip("no epoch has been followed by another one yet")
-    spent_s, created_s = worker_start_s(session, steady), iterator_s(session, steady)
-    share, each_s = (spent_s + val_s) / steady.span_s, spent_s / n
+        if not val_s:
+            raise Skip("no epoch has been followed by another one yet")
+        loader = None  # its workers have started once
+    spent_s = worker_start_s(session, steady) if loader is not None else 0.0
+    share, each_s = (spent_s + val_s) / steady.span_s, spent_s / max(1, n)
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
     made_s, _ = in_process_of(session, steady)
     first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
-    low_s = min(first_low_s + created_s, spent_s) if loader is not None else val_low_s
+    low_s = min(first_low_s + iterator_s(session, steady), spent_s) if loader is not None else val_low_s
     parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
     parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
     n_workers = max(one.num_workers or 0 for one in ([loader] if loader is not None else loaders_of(session, "val")))
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of training time is spent starting {number_of(n_workers, 'worker')} again in every "
-            f"epoch: {' and '.join(parts)}."
+            f"{percent(share)} of training time is spent starting {number_of(n_workers, 'worker')} again"
+            f"{' in every epoch' if loader is not None else ''}: {' and '.join(parts)}."
         ),
         evidence=(
-            fact("share of the time starting workers", share, "fraction", LOW_SHARE, n),
+            fact("share of the time starting workers", share, "fraction", LOW_SHARE, n or None),
             fact("starting workers, per epoch", each_s, "s", RESTART_MIN_S, n) if loader is not None else None,
             fact("starting workers, per validation", val_s / n_validations, "s", n=n_validations) if val_s else None,
             fact("first batch beyond a usual one", fmean(waits), "s", n=len(waits)) if loader is not None else None,

@@ -15,8 +15,9 @@ from lightning_perf.rules.loader_signals import (
     wait_fact,
     with_kept_items,
 )
+from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import (
     BURST_MIN_FRACTION,
     BURST_MIN_SHARE,
@@ -42,8 +43,8 @@ def check(session: Session) -> Finding | None:
     loader = loaders_of(session)[0]
     n_workers = required(loader.num_workers, "the number of workers is not known")
     fetch = required(steady.fetch, "no fetch was timed")
-    wait_s = phase_s(steady, "data_wait")
-    share = wait_s / steady.span_s
+    share = wait_share(steady)
+    wait_s = share * steady.span_s
     if n_workers < 2 or share < LOW_SHARE:
         return None
     if fetch.burst_period is None or fetch.burst_fraction is None:
@@ -53,7 +54,7 @@ def check(session: Session) -> Finding | None:
     is_in_rounds = fetch.burst_period == n_workers and fetch.burst_fraction >= BURST_MIN_FRACTION
     if not (is_uneven and is_in_rounds):
         return None
-    compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
+    compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_span_steps)
     in_process_s = fetch.in_process_batch_s
     if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * n_workers * compute_s:
         return None  # PD101 applies: too few workers.
@@ -103,7 +104,7 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
     if probed.share < LOW_SHARE or plan.is_too_cheap or getitem is None:
         return None
     stage, uneven = probed.stage, burst_share(probe)
-    waited_s = stage.n_steps * probed.wait_s
+    waited_s = stage.n_span_steps * probed.wait_s
     evened_s = probed.saved_s(uneven)
     workers = plan.n_workers or plan.n_now
     now = probed.loader.prefetch_factor or DEFAULT_PREFETCH
@@ -132,8 +133,8 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(prefetch_more if workers > plan.n_now or (workers and factor > now) else None, _EVEN_SAMPLES),
-        claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
-        low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
+        claims={"data_wait": min(waited_s, max(evened_s, stage.n_span_steps * plan.saved_high_s))},
+        low_s=min(evened_s, stage.n_span_steps * plan.saved_low_s),
         basis="at least the smaller, at most the larger saving of more workers and of samples of even cost",
         confidence="high",
         method=plan.method if plan.n_workers else "probed",

@@ -23,7 +23,7 @@ def check(session: Session) -> Finding | None:
     n_tensors, n_objects = probe.n_tensors or 0, probe.n_objects or 0
     is_in_pieces = n_tensors >= TRANSPORT_MIN_TENSORS or n_objects >= TRANSPORT_MIN_OBJECTS
     searched_s = searched_for_tensors_s(session, stage) if is_in_pieces else 0.0
-    is_searching = searched_s > stage.n_steps * probed.wait_s
+    is_searching = searched_s > stage.n_span_steps * probed.wait_s
     if plan.n_now == 0 or probed.share + is_searching * searched_s / stage.span_s < WAIT_MIN_SHARE:
         return None
     transport = required(probe.transport, probe.missing.get("transport", "moving a batch was not timed"))
@@ -60,8 +60,8 @@ def check(session: Session) -> Finding | None:
             optional_fact("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
         ),
         prescriptions=prescriptions,
-        claims={"data_wait": stage.n_steps * high_s, "transfer": searched_s},
-        low_s=stage.n_steps * min(probed.wait_s, low_s) + certain_s,
+        claims={"data_wait": stage.n_span_steps * high_s, "transfer": searched_s},
+        low_s=stage.n_span_steps * min(probed.wait_s, low_s) + certain_s,
         method="probed",
         basis="time to move a batch, measured by the loader probe",
         confidence="medium",

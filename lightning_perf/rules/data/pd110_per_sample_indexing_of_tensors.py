@@ -21,7 +21,7 @@ from lightning_perf.rules.wording import duration, spent_waiting
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe = probed.probe
-    claimed_s = probed.stage.n_steps * probed.wait_s  # without the sampler's time, of which PD511 names the line
+    claimed_s = probed.stage.n_span_steps * probed.wait_s  # without the sampler's time, of which PD511 names the line
     if not indexes_rows(probe) or claimed_s < WAIT_MIN_SHARE * probed.stage.span_s:
         return None
     if is_waiting(probe) or is_transport_costly(probed):

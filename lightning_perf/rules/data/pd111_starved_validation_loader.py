@@ -3,7 +3,7 @@
 from lightning_perf.records import Effort, Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import plan_workers
-from lightning_perf.rules.loader_signals import with_sharding
+from lightning_perf.rules.loader_signals import slowest_of, with_sharding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import MIN_SPAN_S, MIN_STEPS, WAIT_MIN_SHARE
@@ -22,16 +22,18 @@ def check(session: Session) -> Finding | None:
     share = phase_s(validation, "data_wait") / validation.span_s
     if share < WAIT_MIN_SHARE:
         return None
-    loader = loaders_of(session, "val")[0]
-    plan = plan_workers(session, loader, validation, share * validation.span_s / validation.n_steps)
+    loaders = loaders_of(session, "val")
+    loader = slowest_of(session, loaders)
+    plan = plan_workers(session, loader, validation, share)
     if plan.is_too_cheap:
         return None
     validation_s = phase_s(steady, "validation")
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
-    scale = validation.n_steps / validation.span_s * validation_s
+    scale = validation.n_span_steps / validation.span_s * validation_s
     if can_recommend:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
-        summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader"
+        which = f" (the slowest of {len(loaders)})" if len(loaders) > 1 else ""
+        summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the val loader{which}"
         effort: Effort = "minutes" if loader.why_not_changed() else "one line"
         advice = fix(with_sharding(loader, plan.n_workers, summary), effort, code=code)
     else:

@@ -100,7 +100,7 @@ def _finding(
 def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
     """Return what is used up after how many seconds: free memory, or all memory if free memory was not sampled.
 
-    The time is infinite if step time or memory size is not known.
+    The workers of all ranks of the node use it up. The time is infinite if step time or memory size is not known.
     """
     host = sampled_host(session)
     what, n_bytes = "this machine's memory", session.machine.memory_bytes
@@ -109,4 +109,5 @@ def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
     stage = session.steady or predicted_steps(session)
     if n_bytes is None or stage is None or stage.span_s <= 0:
         return what, math.inf
-    return what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s)
+    step_bytes = bytes_per_step * session.machine.local_world_size
+    return what, n_bytes / (step_bytes * stage.n_span_steps / stage.span_s)

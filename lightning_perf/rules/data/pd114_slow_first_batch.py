@@ -4,7 +4,13 @@ import statistics
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, least_mean, timed_finding
-from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_waits
+from lightning_perf.rules.loader_signals import (
+    first_waits_s,
+    n_boundaries,
+    n_epochs_in_one,
+    restarting_loader,
+    start_waits,
+)
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import FIRST_BATCH_MIN_RATIO, FIRST_BATCH_MIN_SHARE
@@ -18,8 +24,8 @@ def check(session: Session) -> Finding | None:
     if fetch is None or not waits:
         raise Skip("no epoch has been followed by another one yet")
     loader = loaders_of(session)[0]
-    if loader.num_workers and loader.persistent_workers is False:
-        return None  # PD104 applies: workers start again.
+    if restarting_loader(session) is not None:
+        return None  # PD104 applies, or PD603 if the loader is created again: workers start again.
     ended = session.epochs[:-1] or session.epochs  # the last epoch may have just started
     epochs = [epoch.wall_s for epoch in ended if epoch.wall_s > 0]
     if not epochs:
@@ -38,7 +44,11 @@ def check(session: Session) -> Finding | None:
             "make the batch once, if its samples never change",
             "minutes",
             "semantics",
-            code="trainer.fit(model, [next(iter(train_loader))])",
+            code=(
+                "trainer.fit(model, [next(iter(train_loader))])"
+                if session.run.has_trainer
+                else "loader = [next(iter(loader))]  # before the first epoch"
+            ),
         )
     else:
         advice = fix(

@@ -5,7 +5,7 @@ import math
 from lightning_perf.records import Finding, FixedWeights, Hyperparameters, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
+from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of, step_counter
 from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
 from lightning_perf.rules.wording import duration, number_of, percent, place, size_text
 
@@ -21,7 +21,7 @@ def check(session: Session) -> Finding | None:
     name = next(iter(named_by_kind(steady, "checkpoint_callback")), "" if saves else "ModelCheckpoint")
     n_saves = sum(time.n_calls for time in saves)
     each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(call_s(*saves))}." if n_saves > 1 else ""
-    is_in_epoch, interval, n_fitting = _interval(session, n_saves)
+    is_in_epoch, interval, n_fitting = _interval(session, n_saves, bool(name))
     times = min(MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), n_fitting)
     data, fixed = _data_in(session), _fixed_in(session)
     left, left_least = 1 / times, 1 / times if times > 1 else 0.0
@@ -128,15 +128,16 @@ def _without(data: Hyperparameters) -> Prescription:
     )
 
 
-def _interval(session: Session, n_saves: int) -> tuple[bool, int, int]:
+def _interval(session: Session, n_saves: int, is_callback: bool) -> tuple[bool, int, int]:
     """Return whether checkpoints are saved within epochs, the steps or epochs between two, and how often these fit.
 
-    A longer interval than the run would save nothing. Lightning counts optimizer steps, not batches.
+    A longer interval than the run would save nothing. Callbacks count optimizer steps, the user's code counts batches.
     """
     run = session.run
     n = max(1, n_saves or run.n_epochs)
     is_in_epoch = run.n_epochs / n < IN_EPOCH_MAX_EPOCHS
-    total = (run.n_optimizer_steps or run.n_steps) if is_in_epoch else run.n_epochs
+    n_steps = (run.n_optimizer_steps if is_callback else 0) or run.n_steps
+    total = n_steps if is_in_epoch else run.n_epochs
     interval = max(1, round(total / n))
     return is_in_epoch, interval, max(1, total // interval)
 
@@ -144,7 +145,8 @@ def _interval(session: Session, n_saves: int) -> tuple[bool, int, int]:
 def _less_often(session: Session, name: str, is_in_epoch: bool, interval: int, times: int) -> Prescription:
     """Recommend one checkpoint in ``times``, with an interval in epochs unless they are saved within epochs."""
     run, wanted = session.run, times * interval
-    counted, saved = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'}", "trainer.save_checkpoint(path)"
+    counted = f"trainer.{step_counter(session) if is_in_epoch else 'current_epoch'}"
+    saved = "trainer.save_checkpoint(path)"
     if not run.has_trainer:
         counted, saved = "step" if is_in_epoch else "epoch", "...  # save"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"

@@ -1,14 +1,21 @@
 """PD603: much time is spent between the last step of an epoch and the first of the next."""
 
-from lightning_perf.records import Finding, Session, StageTimes
+from lightning_perf.records import Finding, LoaderSettings, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, worker_start_s
+from lightning_perf.rules.loader_signals import (
+    first_waits_s,
+    iterator_s,
+    n_boundaries,
+    n_epochs_in_one,
+    restarting_loader,
+    worker_start_s,
+)
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, queued_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
 from lightning_perf.rules.user_lines import collecting_s, lines_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, number_of, percent
 
 HOOK = "train_dataloader"
 
@@ -19,12 +26,17 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    loading_s = max(first_waits_s(session, steady), worker_start_s(session, steady))  # reported by PD104 and PD114
-    seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary") - queued_s(steady)
+    start_s = worker_start_s(session, steady)
+    seconds = phase_s(steady, "epoch_boundary") - collecting_s(session, "epoch_boundary") - queued_s(steady)
+    loader = restarting_loader(session)
+    every = session.settings.trainer.reload_dataloaders_every_n_epochs
+    if every and loader is not None and min(start_s, seconds) >= LOOP_MIN_SHARE * steady.span_s:
+        return _restarting(session, steady, loader, every, seconds)
+    seconds -= max(first_waits_s(session, steady), start_s)  # reported by PD104 and PD114
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:
         return None
-    reloading = _reloading(session, steady)
+    reloading = _reloading(session, steady, every)
     if reloading is not None:
         return reloading
     n_steps = [epoch.n_steps for epoch in session.epochs]
@@ -50,19 +62,52 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _reloading(session: Session, steady: StageTimes) -> Finding | None:
+def _restarting(session: Session, steady: StageTimes, loader: LoaderSettings, every: int, seconds: float) -> Finding:
+    """Return the finding if workers start again since their loader is created again; PD104 does not report these.
+
+    At least the time to make iterators is saved; the rest may be the first batch, or something else between epochs.
+    """
+    setting = f"num_workers={loader.num_workers}, persistent_workers=True"
+    return removal_finding(
+        steady,
+        summary=(
+            f"{percent(seconds / steady.span_s)} of training time is spent between epochs: the train loader is created "
+            f"again {_often(every)}, so its {number_of(loader.num_workers or 0, 'worker')} start again."
+        ),
+        evidence=(
+            fact("share of the time between epochs", seconds / steady.span_s, "fraction", LOOP_MIN_SHARE),
+            fact("share of the time starting workers", worker_start_s(session, steady) / steady.span_s, "fraction"),
+            fact("persistent_workers", False),
+        ),
+        prescriptions=fix(
+            f"set reload_dataloaders_every_n_epochs=0 (now {every}), and persistent_workers=True on the train loader",
+            "one line",
+            "semantics",
+            trainer_flags={"reload_dataloaders_every_n_epochs": 0},
+            loader_args={} if loader.why_not_changed() else {"persistent_workers": True},
+            code=f"Trainer(..., reload_dataloaders_every_n_epochs=0)\n{loader.call}(..., {setting})",
+        ),
+        timed={"epoch_boundary": seconds},
+        left=1 - min(1.0, iterator_s(session, steady) / seconds),
+        left_least=0.0,
+    )
+
+
+def _often(every: int) -> str:
+    return "in every epoch" if every == 1 else f"every {every} epochs"
+
+
+def _reloading(session: Session, steady: StageTimes, every: int | None) -> Finding | None:
     """Return the finding if creating the loader again takes most of the time between epochs."""
-    every = session.settings.trainer.reload_dataloaders_every_n_epochs
     line = next((one for one in lines_of(session, "epoch_boundary") if one.line.entry == HOOK), None)
     boundary_s = phase_s(steady, "epoch_boundary")
     if not every or line is None or line.seconds < RELOAD_MIN_PART * boundary_s:
         return None
-    often = "in every epoch" if every == 1 else f"every {every} epochs"
     return removal_finding(
         steady,
         summary=(
             f"{percent(boundary_s / steady.span_s)} of training time is spent between epochs, most of it in {HOOK}, "
-            f"which creates the loader again {often}: {line.where}{line.doing}."
+            f"which creates the loader again {_often(every)}: {line.where}{line.doing}."
         ),
         evidence=evidence_of(line, steady),
         prescriptions=trainer_fix(

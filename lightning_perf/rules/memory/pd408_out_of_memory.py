@@ -20,7 +20,7 @@ from lightning_perf.rules.memory_signals import (
 )
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run, steps_text
-from lightning_perf.rules.thresholds import DOMINANT_PART
+from lightning_perf.rules.thresholds import DOMINANT_PART, SHM_GIB, SHM_SAFETY_FACTOR
 from lightning_perf.rules.wording import size_text
 
 _MODEL_PHASES = ("forward", "backward", "optimizer", "validation")
@@ -57,7 +57,7 @@ def check(session: Session) -> Finding | None:
 
 def _prescriptions(session: Session, oom: OutOfMemory) -> PrescriptionLike:
     if oom.where == "shm":
-        return _MORE_SHARED_MEMORY, fewer_batches_ahead(session)
+        return _more_shared_memory(session), fewer_batches_ahead(session)
     of_device = (msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom))
     if oom.where == "device":
         return of_device
@@ -88,9 +88,10 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
     yield smaller_batch(session, oom), (activations - activations // parts) or None
 
 
+def _more_shared_memory(session: Session) -> Prescription:
+    gib = max(SHM_GIB, -(-SHM_SAFETY_FACTOR * (session.machine.shm_bytes or 0) // 2**30))
+    size = f"docker run --shm-size={gib}g"
+    return fix(f"start the container with more shared memory: {size}", "minutes", code=f"{size} ...")
+
+
 _STREAM = fix("read samples from disk when needed instead of keeping them in memory", "hours")
-_MORE_SHARED_MEMORY = fix(
-    "start the container with more shared memory: docker run --shm-size=8g",
-    "minutes",
-    code="docker run --shm-size=8g ...",
-)

@@ -1,7 +1,7 @@
 """PD201: batches are copied to the device from pageable memory."""
 
-from lightning_perf.records import Copies, Finding, Session
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.records import Copies, Finding, Prescription, Session
+from lightning_perf.rules.findings import fact, fix, loader_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loader_stage
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
@@ -19,8 +19,6 @@ def check(session: Session) -> Finding | None:
     if copies is None or reading.share(exposed_s) < PAGEABLE_MIN_SHARE:
         return None
     least_s, most_s = reading.saved_s("pageable_copy", exposed_s)
-    stage = loader_stage(session)
-    is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == stage)
     return reading.finding(
         summary=(
             f"{percent(reading.share(exposed_s))} of the time is exposed copies from pageable memory. "
@@ -33,15 +31,7 @@ def check(session: Session) -> Finding | None:
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
-        prescriptions=_CREATE_ON_DEVICE
-        if is_pinned
-        else fix(
-            f"set pin_memory=True on the {stage} loader",
-            "one line",
-            treatment="loader-pin-memory",
-            loader_args={"pin_memory": True},
-            code="DataLoader(..., pin_memory=True)",
-        ),
+        prescriptions=_prescription(session),
         low_s=least_s,
         high_s=most_s,
         basis="at most the copies, if they overlapped with kernels",
@@ -51,6 +41,17 @@ def check(session: Session) -> Finding | None:
 def _where(copies: Copies) -> str:
     sites = [site for site in copies.sites if site.is_pageable and site.direction == "h2d"]
     return f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
+
+
+def _prescription(session: Session) -> Prescription:
+    stage = loader_stage(session)
+    loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
+    if any(loader.pin_memory for loader in loaders):
+        return _CREATE_ON_DEVICE
+    summary, treatment = f"set pin_memory=True on the {stage} loader", "loader-pin-memory"
+    if loaders:
+        return loader_fix(loaders[0], summary, treatment, pin_memory=True)
+    return fix(summary, "one line", treatment=treatment, code="DataLoader(..., pin_memory=True)")
 
 
 _CREATE_ON_DEVICE = fix(

@@ -1,10 +1,10 @@
 """PD203: batches are at least twice as large as their values need."""
 
-from lightning_perf.records import Finding, LoaderProbe, Prescription, Session
+from lightning_perf.records import Finding, LoaderProbe, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.signals import is_cpu_run, phase_s, share_of
 from lightning_perf.rules.thresholds import OVERSIZED_MIN_BYTES, OVERSIZED_MIN_RATIO
 from lightning_perf.rules.wording import size_text
 
@@ -36,12 +36,18 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=advice,
         claims={
-            "transfer": part * phase_s(stage, "transfer"),
-            "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
+            "transfer": part * _copy_s(session, stage),
+            "data_wait": min(part * moved_s * stage.n_span_steps, phase_s(stage, "data_wait")),
         },
         basis="at most the same fraction of the time to move batches",
         confidence="high" if wide else "medium",  # the dtype is certain; whether all values fit a byte was sampled
     )
+
+
+def _copy_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds in which batches are copied to a device, without the user's hooks; 0 on the CPU."""
+    hooks_s = stage.span_s * share_of(time for time in stage.named if time.phase == "transfer" and time.kind != "loop")
+    return 0.0 if is_cpu_run(session) else max(0.0, phase_s(stage, "transfer") - hooks_s)
 
 
 def _why_and_advice(probe: LoaderProbe) -> tuple[str, Prescription]:
