@@ -31,7 +31,7 @@ def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
 
 
 def full_precision_s(trace: TraceRecord, is_precision_known: bool = False) -> float:
-    """Return the seconds on the critical path in fp32 matrix kernels, if they dominate the step and hardly any is in another dtype.
+    """Return the seconds on the critical path in fp32 matrix kernels, if they dominate the step and few are in others.
 
     Unless ``is_precision_known``, hardly any may use matrix units either, as fused attention in full precision does.
     """
