@@ -2,8 +2,6 @@
 
 import math
 
-import msgspec
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix, unapplied
 from lightning_perf.rules.rule import rule
@@ -38,12 +36,14 @@ def check(session: Session) -> Finding | None:
         )
     else:
         other = f", or use TQDMProgressBar(refresh_rate={wanted})" if known_rate is None else ""
+        instead = "" if name in _LIGHTNINGS else f" instead of {name} in the callbacks"
         advice = trainer_fix(
-            f"set enable_progress_bar=False{other}", note=f"and no {name} in callbacks", enable_progress_bar=False
+            f"set enable_progress_bar=False{instead}{other}",
+            note=f"and no {name} in callbacks",
+            enable_progress_bar=False,
         )
-        if name not in _LIGHTNINGS:  # it must be in the callbacks, and Lightning refuses the flag beside it
-            summary = f"remove {name} from the callbacks and {advice.summary}"
-            advice = msgspec.structs.replace(unapplied(advice), summary=summary)
+        if instead:  # Lightning refuses the flag beside a bar in its callbacks, where any but its own must be
+            advice = unapplied(advice)
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} {does} {often}.",
