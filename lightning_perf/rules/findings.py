@@ -112,7 +112,7 @@ def compile_prescription(session: Session, what: str, has_graphs: bool = True) -
         "minutes",
         "numerics",
         treatment="" if is_compiled else "compile",
-        code=f"model = torch.compile(model{arguments})  # before trainer.fit(model)",
+        code=f"model = torch.compile(model{arguments})  # before training",
         value=value,
     )
 

@@ -7,7 +7,7 @@ from .rule import required
 from .thresholds import ATTENTION_MIN_SHARE, MATRIX_MIN_SHARE, TENSOR_CORE_MAX_FRACTION
 
 MEMORY_BOUND_KINDS = ("elementwise", "normalization", "reduction", "copy")
-LOW_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
+_OTHER_PRECISIONS = ("bf16", "fp16", "fp8", "int8", "fp64")
 
 
 def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
@@ -31,18 +31,18 @@ def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
 
 
 def full_precision_s(trace: TraceRecord, is_precision_known: bool = False) -> float:
-    """Return the seconds on the critical path in matrix kernels, if they dominate the step and hardly any is 16-bit.
+    """Return the seconds on the critical path in fp32 matrix kernels, if they dominate the step and few are in others.
 
     Unless ``is_precision_known``, hardly any may use matrix units either, as fused attention in full precision does.
     """
     kernels = trace.kernels
     if kernels is None or work_share(trace, *MATRIX_KINDS) < MATRIX_MIN_SHARE:
         return 0.0
-    half_s = sum(kernels.matrix_precisions.get(each, 0.0) for each in LOW_PRECISIONS)
+    other_s = sum(kernels.matrix_precisions.get(each, 0.0) for each in _OTHER_PRECISIONS)
     fraction = 0.0 if is_precision_known else kernels.matrix_tensor_core_fraction or 0.0
-    if fraction > TENSOR_CORE_MAX_FRACTION or half_s > TENSOR_CORE_MAX_FRACTION * kernels.matrix_s:
+    if fraction > TENSOR_CORE_MAX_FRACTION or other_s > TENSOR_CORE_MAX_FRACTION * kernels.matrix_s:
         return 0.0
-    return kind_path_s(trace, *MATRIX_KINDS) * (1 - half_s / kernels.matrix_s if kernels.matrix_s > 0 else 1.0)
+    return kind_path_s(trace, *MATRIX_KINDS) * (1 - other_s / kernels.matrix_s if kernels.matrix_s > 0 else 1.0)
 
 
 def path_of(trace: TraceRecord) -> CriticalPath:

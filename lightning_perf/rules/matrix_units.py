@@ -10,7 +10,7 @@ from .findings import fix, trainer_fix
 from .thresholds import AMPERE_CAPABILITY, TENSOR_CORE_CAPABILITY, TURING_CAPABILITY
 
 _AMD_WITH_MATRIX_UNITS = re.compile(r"\bMI\d{2,3}")
-_TURING_WITHOUT_TENSOR_CORES = re.compile(r"GTX 16|\bMX\d|T[45]\d\d\b")
+_TURING_WITHOUT_TENSOR_CORES = re.compile(r"GTX 16|\bMX\d|\bT\d{3,4}\b")
 
 
 class MatrixUnits(NamedTuple):

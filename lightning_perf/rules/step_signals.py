@@ -77,8 +77,13 @@ def loop_at(session: Session, site: str) -> TensorLoop | None:
 
 def is_within(loop: TensorLoop, line: SyncCall | HostLine) -> bool:
     """Return whether a line of code is one of a loop."""
-    ours, others = ("/" + one.file.replace("\\", "/").lstrip("/") for one in (loop, line))
-    return (ours.endswith(others) or others.endswith(ours)) and _holds(loop, line.line)
+    return are_in_one_file(loop, line) and _holds(loop, line.line)
+
+
+def are_in_one_file(one: TensorLoop | SyncCall, other: SyncCall | HostLine) -> bool:
+    """Return whether two places are in the same file; either path may lack its first folders."""
+    ours, others = ("/" + code.file.replace("\\", "/").lstrip("/") for code in (one, other))
+    return ours.endswith(others) or others.endswith(ours)
 
 
 def _holds(loop: TensorLoop, line: int) -> bool:

@@ -58,7 +58,8 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return _sampled_shares(session)
     trace, kernels = reading.trace, reading.trace.kernels
     if trace.device is None:
-        if lacks_device_events(trace) or not trace.operators:
+        profile = session.model_profile  # knows the dtypes of operators, unlike the trace
+        if lacks_device_events(trace) or not trace.operators or (profile is not None and profile.operators):
             return _sampled_shares(session)
         if precision is None:
             raise Skip("the trace does not show in which precision the CPU computes")

@@ -9,6 +9,9 @@ from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
 from lightning_perf.rules.wording import percent
 
+_WITHOUT_FOREACH = ("Muon", "SparseAdam")
+"""Optimizers of torch without the argument ``foreach``."""
+
 
 @replay_rule("PD308", "unfused-optimizer", yields_to=("PD322",))
 def check(session: Session) -> Diagnosis | None:
@@ -61,4 +64,4 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     trainer = session.settings.trainer
     if optimizer.supports_fused and not (trainer.precision in MIXED_PRECISIONS and session.settings.is_clipping):
         return "fused"
-    return None if is_cpu_run(session) else "foreach"
+    return None if is_cpu_run(session) or optimizer.class_name in _WITHOUT_FOREACH else "foreach"

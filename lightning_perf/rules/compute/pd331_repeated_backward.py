@@ -10,6 +10,7 @@ from lightning_perf.rules.wording import number_of
 def check(repeated: Repeated) -> Finding:
     found = repeated.found
     where = f" ({found.site})" if found.site else ""
+    call = "self.manual_backward(sum(losses))" if repeated.session.run.has_trainer else "sum(losses).backward()"
     return repeated.saving_finding(
         summary=(
             f"{found.n_passes} backward passes of a step{where} go through the same layers "
@@ -21,7 +22,7 @@ def check(repeated: Repeated) -> Finding:
             f"add the {number_of(found.n_passes, 'loss', 'losses')} and go back once",
             "minutes",
             "numerics",
-            code="self.manual_backward(sum(losses))  # instead of one call for each, with retain_graph=True",
+            code=f"{call}  # instead of one call for each, with retain_graph=True",
         ),
         basis="operators of one step, timed by backward pass",
         confidence="medium",

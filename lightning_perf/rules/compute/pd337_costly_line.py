@@ -24,11 +24,9 @@ def check(session: Session) -> Finding | None:
     check_is_sampled(session)
     if not is_cpu_run(session):
         return None  # the host does not wait for what it launches
-    lines = whole_lines_of(session, ("forward", "transfer", "other"), _is_unusual)
-    if not lines or lines[0].seconds < COSTLY_LINE_MIN_SHARE * steady.span_s:
-        return None
-    worst = lines[0]
-    if site_of(worst.line.file, worst.line.line) in _known_sites(session):
+    known, lines = _known_sites(session), whole_lines_of(session, ("forward", "transfer", "other"), _is_unusual)
+    worst = next((one for one in lines if site_of(one.line.file, one.line.line) not in known), None)
+    if worst is None or worst.seconds < COSTLY_LINE_MIN_SHARE * steady.span_s:
         return None
     share = worst.seconds / steady.span_s
     prescription = fix(

@@ -40,14 +40,21 @@ _SHARDED = (
 )
 
 
-def _for_replicas(session: Session) -> tuple[Prescription | None, ...]:
+def _advice(session: Session, is_sharded: bool) -> tuple[Prescription | None, ...]:
+    """Recommend arguments of the strategy only if it takes them; that of a trace alone is not known."""
     trainer = session.settings.trainer
+    strategy = trainer.strategy or "DDP or FSDP"
+    half = half_precision_of(session, "ranks then exchange half the bytes")
+    if is_sharded and "FSDP" in strategy:
+        return (*_SHARDED, half)
     less_often = trainer_fix(
         "exchange gradients less often: accumulate over several batches",
         "semantics",
         "accumulate",
         accumulate_grad_batches=4 * (trainer.accumulate_grad_batches or 1),
     )
+    if is_sharded or "DDP" not in strategy:
+        return half if is_sharded else None, less_often
     return None if trainer.static_graph else _STATIC_GRAPH, _COMPRESSED, less_often
 
 
@@ -77,11 +84,7 @@ def check(session: Session) -> Finding | None:
             optional_fact("waiting for slower ranks", waiting_s or None, "s"),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
-        prescriptions=(
-            (*_SHARDED, half_precision_of(session, "ranks then exchange half the bytes"))
-            if communication.shards
-            else _for_replicas(session)
-        ),
+        prescriptions=_advice(session, bool(communication.shards)),
         low_s=max(0.0, least_s - waiting_s),
         high_s=most_s,
         basis=_BASIS_COMPARED if is_compared else _BASIS,

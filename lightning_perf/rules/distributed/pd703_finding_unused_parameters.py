@@ -12,8 +12,14 @@ def _fix(why: str) -> Prescription:
     return trainer_fix(f'set strategy="ddp"{why}', treatment="ddp-find-unused-off", strategy="ddp")
 
 
+def _is_searching(session: Session) -> bool:
+    """Return whether DDP searches in every step: with a static graph, it does so in the first one only."""
+    trainer = session.settings.trainer
+    return bool(trainer.find_unused_parameters) and not trainer.static_graph
+
+
 def preflight(session: Session) -> Finding | None:
-    if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
+    if not _is_searching(session) or session.run.world_size < 2:
         return None
     return make_finding(
         severity="info",
@@ -27,8 +33,8 @@ def preflight(session: Session) -> Finding | None:
 def check(session: Session) -> Finding | None:
     """Report the search if every parameter gets a gradient in all sampled steps."""
     ranks = ranks_of(session)
-    is_on = required(session.settings.trainer.find_unused_parameters, "the strategy is not DDP")
-    if not is_on:
+    required(session.settings.trainer.find_unused_parameters, "the strategy is not DDP")
+    if not _is_searching(session):
         return None
     sampled = [one for one in ranks.summaries if one.n_unused is not None]
     if not sampled:

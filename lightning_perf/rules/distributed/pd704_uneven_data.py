@@ -28,8 +28,8 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"Data is unevenly distributed: rank {most} gets {counted[most]} {unit} per epoch, rank {least} "
-            f"{counted[least]}; the mean is {percent(unevenness)} below the maximum."
+            f"Data is unevenly distributed: rank {most} gets {counted[most]:,} {unit} per epoch, rank {least} "
+            f"{counted[least]:,}; the mean is {percent(unevenness)} below the maximum."
         ),
         evidence=(
             fact(

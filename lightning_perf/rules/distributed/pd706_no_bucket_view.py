@@ -11,6 +11,8 @@ from lightning_perf.rules.wording import size_text
 @rule("PD706", "no-bucket-view")
 def check(session: Session) -> Finding | None:
     check_has_ranks(session)
+    if session.run.stage != "fit":
+        raise Skip(f"only fit has gradients, this is {session.run.stage}")
     is_view = required(session.settings.trainer.gradient_as_bucket_view, "the strategy is not DDP")
     if not session.memory.devices:
         raise Skip(session.missing.get("memory.devices", "no device memory was read"))

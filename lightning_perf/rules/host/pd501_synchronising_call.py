@@ -2,11 +2,12 @@
 
 import msgspec
 
-from lightning_perf.records import STEP_PHASES, Finding, HostLine, Prescription, Session, SyncCall
+from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within, phase_s
 from lightning_perf.rules.step_signals import (
+    are_in_one_file,
     from_trace_or_steps,
     is_within,
     loops_of,
@@ -37,7 +38,11 @@ def _from_steps(session: Session) -> Finding | None:
     n_more = len({(call.file, call.line) for call in waits}) - 1
     more = f"; {number_of(n_more, 'more such line')}" if n_more else ""
     often = "every step" if waits[0].per_step >= 1 else "some steps"
-    lines = whole_lines_of(session, COMPUTE_PHASES, lambda line: any(_is_at(call, line) for call in waits))
+    lines = whole_lines_of(
+        session,
+        COMPUTE_PHASES,
+        lambda line: any(call.line == line.line and are_in_one_file(call, line) for call in waits),
+    )
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
     if not is_host:
         cost = "The host waits there for all queued work; a profiler window measures the cost"
@@ -73,15 +78,11 @@ def _from_steps(session: Session) -> Finding | None:
     return msgspec.structs.replace(finding, severity="low", gain=None)
 
 
-def _is_at(call: SyncCall, line: HostLine) -> bool:
-    return call.line == line.line and call.file.replace("\\", "/").endswith(line.file)
-
-
 def _prescription(at: str) -> Prescription:
     return fix(
         f"keep results on the device{at}: no .item(), .cpu() or nonzero() in the step",
         "minutes",
-        code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
+        code="self.total += loss.detach()  # .item() once, at the end of the epoch",
     )
 
 

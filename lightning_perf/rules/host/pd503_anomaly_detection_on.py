@@ -34,6 +34,8 @@ def check(session: Session) -> Finding | None:
     if finding is None:
         return None
     recording = named_by_kind(steady, "loop").get("anomaly_detection", ())
+    if session.run.stage != "fit" and not recording:
+        return None  # an evaluation has no autograd graph, so nothing is recorded
     share, n_stacks = share_of(recording), sum(time.n_calls for time in recording)
     phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
     sampled = (time for time in lines_of(session, "forward") if records_stacks(session, time.line))

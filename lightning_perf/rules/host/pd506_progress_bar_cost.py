@@ -3,7 +3,7 @@
 import math
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
+from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix, unapplied
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
@@ -36,13 +36,14 @@ def check(session: Session) -> Finding | None:
         )
     else:
         other = f", or use TQDMProgressBar(refresh_rate={wanted})" if known_rate is None else ""
-        # Lightning refuses the flag beside a bar in its callbacks, where any but its own must be.
-        first = "" if name in _LIGHTNINGS else f"remove {name} from the callbacks and "
+        instead = "" if name in _LIGHTNINGS else f" instead of {name} in the callbacks"
         advice = trainer_fix(
-            f"{first}set enable_progress_bar=False{other}",
+            f"set enable_progress_bar=False{instead}{other}",
             note=f"and no {name} in callbacks",
             enable_progress_bar=False,
         )
+        if instead:  # Lightning refuses the flag beside a bar in its callbacks, where any but its own must be
+            advice = unapplied(advice)
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} {does} {often}.",

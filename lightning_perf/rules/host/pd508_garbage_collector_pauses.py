@@ -108,6 +108,8 @@ def _cause_and_advice(found: Collections, asked: AskedCollection | None) -> tupl
         "one line",
         treatment="gc-freeze",
         value=int(raised),
-        code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    "
-        f"gc.set_threshold({raised}, {GC_RAISED_MIDDLE}, {GC_RAISED_FULL})",
+        code=(
+            "gc.collect()  # before the first step, e.g. in on_train_start\ngc.freeze()\n"
+            f"gc.set_threshold({raised}, {GC_RAISED_MIDDLE}, {GC_RAISED_FULL})"
+        ),
     )

@@ -25,6 +25,8 @@ def check(session: Session) -> Finding | None:
     # Users name the parameter of training_step as they like; hooks of callbacks have a self without a Trainer.
     is_step = session.run.stage == "fit" and not worst.line.function.startswith("on_")
     counter = f"self.trainer.{step_counter(session)}" if is_step else "batch_idx"
+    if not session.run.has_trainer:
+        counter = "step"
     for time in found:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.high_s
     return timed_finding(
