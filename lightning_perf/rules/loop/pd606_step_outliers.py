@@ -5,11 +5,9 @@ from lightning_perf.rules.findings import fact, fix, optional_fact, timed_findin
 from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, steady_of
-from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
+from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LINES_SHOWN, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place_of
-
-_STEPS_NAMED = 3
 
 
 @rule("PD606", "step-outliers", yields_its_time=True)
@@ -57,7 +55,7 @@ def check(session: Session) -> Finding | None:
 
 def _in_common(session: Session, phase: str, outliers: Outliers) -> tuple[str, str, float]:
     """Return the common cause of slow steps as a sentence, the advice, and the least share of their time it takes."""
-    worst = sorted(one.step for one in outliers.worst[:_STEPS_NAMED])
+    worst = sorted(one.step for one in outliers.worst[:LINES_SHOWN])
     these = f"{'step' if len(worst) == 1 else 'steps'} {', '.join(map(str, worst))}" if worst else "slow steps"
     unknown = f"compare the batches of {these} with others: size, length, and what is computed only for them"
     if phase not in COMPUTE_PHASES:
