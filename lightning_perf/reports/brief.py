@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from lightning_perf.records import Finding, ModelProfile, Session, StageTimes
+from lightning_perf.records import Finding, ModelProfile, Overhead, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
@@ -68,8 +68,9 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
         return BriefReport(fitted([*top, *_commands(session, place)]))
     warnings = _warnings(session)
     headline, facts = _headline(session), [*_cautions(session), _facts(session)]
-    if session.verdict.category == "healthy" and not warnings:
-        return BriefReport([*headline, *facts, *_details(place)])
+    if session.verdict.category == "healthy":
+        noted = [line for line in _state(warnings) if line.segments]
+        return BriefReport([*headline, *facts, *noted, *_details(place)])
     bottom = [*_state(warnings), *_commands(session, place)]
     lines: list[Line] = []
     for n_fixes, n_phases, n_where in _SIZES:
@@ -277,7 +278,7 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
     texts += autopilot.kept_facts(session)
     overhead = session.overhead
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
-    if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
+    if overhead is not None and (_slows_steps(session, overhead) or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
         text = about.overhead_fact(session).partition(";")[0]
         while cell_len(text) > MAX_WIDTH - LABEL and ", " in text:
             text = text.rpartition(", ")[0]
@@ -291,6 +292,12 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
         ("applied", about.applied_fact(session)),
     ]
     return [(label, text) for label, text in texts if text]
+
+
+def _slows_steps(session: Session, overhead: Overhead) -> bool:
+    """Return whether a step pays much for measurements, although some were stopped because of that."""
+    step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
+    return bool(overhead.backed_off) and overhead.per_step_us * 1e-6 >= _MAX_OVERHEAD_SHARE * step_s
 
 
 def _commands(session: Session, place: str | None) -> Iterator[Line]:

@@ -294,6 +294,19 @@ def test_figures_and_overhead_that_do_not_fit_are_left_out_rather_than_cut() -> 
     assert "…" not in text
 
 
+@pytest.mark.parametrize(("per_step_us", "n_lines"), [(50.0, 3), (5_000.0, 4)])
+def test_healthy_short_run_has_three_lines_unless_measuring_slows_its_steps(per_step_us: float, n_lines: int) -> None:
+    session = healthy()
+    run = msgspec.structs.replace(session.run, wall_s=3.0)
+    overhead = Overhead(
+        per_step_us=per_step_us, budget_us=20.0, reporting_s=0.4, share=0.15, backed_off=("hooks of callbacks",)
+    )
+    text = text_of(diagnose(msgspec.structs.replace(session, run=run, overhead=overhead)))
+    assert text.startswith("PerfDoctor  healthy")
+    assert ("overhead" in text) == (per_step_us > 1_000)
+    assert len(text.splitlines()) == n_lines
+
+
 def test_out_of_memory_names_place_size_and_post_mortem() -> None:
     text = text_of(out_of_memory())
     for part in ("Device memory ran out on rank 0 in forward after 12 steps", "Tried to allocate 2.00 GiB",
