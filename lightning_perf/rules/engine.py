@@ -93,7 +93,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             possible = within_limits(finding, session, rule.is_host_time)
             found = with_line(weakened(possible, weakens), session, rule.line_of)
             findings.append(_with_ranks(session, with_measurement(found)))
-    findings = causes_first(sorted(findings, key=lambda finding: sort_key_of(finding, session)), all_rules())
+    findings = causes_first(_sorted(findings, session), all_rules())
     return msgspec.structs.replace(
         session, findings=tuple(findings), outcomes=tuple(outcomes), verdict=verdict_of(session, findings, outcomes)
     )
@@ -150,7 +150,12 @@ def preflight(
         finding = _labeled(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
         if finding is not None:
             found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(found, key=lambda finding: sort_key_of(finding, session)))
+    return tuple(_sorted(found, session))
+
+
+def _sorted(findings: Sequence[Finding], session: Session) -> list[Finding]:
+    lowering = {rule.code for rule in all_rules() if rule.lowers_precision}
+    return sorted(findings, key=lambda finding: sort_key_of(finding, session, finding.code in lowering))
 
 
 def hypotheses(

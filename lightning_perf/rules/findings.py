@@ -162,6 +162,11 @@ def certain_speedup(gain: Gain) -> float:
     return (gain.low + gain.high) / 2 if is_narrow else gain.low
 
 
+def certain_share(gain: Gain) -> float:
+    """Return the share of the steady span that the fix saves for certain."""
+    return 1 - 1 / certain_speedup(gain)
+
+
 def possible_share(gain: Gain) -> float:
     """Return the largest share of the steady span that the fix may save."""
     return 1 - 1 / gain.high
@@ -169,7 +174,7 @@ def possible_share(gain: Gain) -> float:
 
 def severity_of_gain(gain: Gain) -> Severity:
     """Return the severity by the certain speedup; ``low`` if only the upper end is worth acting on."""
-    certain = severity_of(1 - 1 / certain_speedup(gain))
+    certain = severity_of(certain_share(gain))
     is_possible = severity_of(possible_share(gain)) != "info"
     return "low" if certain == "info" and is_possible else certain
 

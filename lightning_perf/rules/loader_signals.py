@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -21,7 +20,7 @@ from lightning_perf.records import (
 
 from .findings import certain_speedup, fact, fix, timed_finding
 from .loader_curve import ProbedLoader, WorkerPlan, step_spread
-from .signals import loaders_of, phase_s
+from .signals import loaders_of
 from .thresholds import (
     BURST_MIN_SHARE,
     COLLATE_MIN_SHARE,
@@ -42,8 +41,9 @@ from .thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from .user_lines import left_with_raised_thresholds, lines_of
+from .user_lines import left_with_raised_thresholds
 from .wording import percent, place, site_of, size_text
+from .worker_starts import in_process_of, n_boundaries, worker_start_s
 
 SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 """Samplers that draw each item once per epoch."""
@@ -311,60 +311,12 @@ def is_probed(session: Session, loader: LoaderSettings) -> bool:
     return probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
 
 
-def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
-    """Return the seconds to make a batch without workers and how they were measured, or None and the reason."""
-    fetch, probe = stage.fetch, session.loader_probe
-    if fetch is not None and fetch.in_process_batch_s is not None:
-        return fetch.in_process_batch_s, fetch.in_process_basis
-    alone = probe.point_at(0) if probe is not None else None
-    if alone is not None:
-        return alone.batch_s, "loader probe"
-    return None, fetch.in_process_basis if fetch is not None else "no fetch was timed"
-
-
 def with_sharding(loader: LoaderSettings, n_workers: int, summary: str) -> str:
     """Return advice on the number of workers, after that to shard a dataset of which each would yield all samples."""
     # The loader of a library may be refused for another reason, and its dataset shard itself.
     if n_workers > 1 and loader.is_iterable and loader.is_plain and loader.why_not_changed():
         return f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
     return summary
-
-
-def start_waits(stage: StageTimes) -> tuple[float, ...]:
-    """Return the extra seconds of each later epoch's first batch compared with a typical batch."""
-    fetch = stage.fetch
-    return tuple(max(0.0, first_s - fetch.wait_s.p50) for first_s in fetch.first_s) if fetch is not None else ()
-
-
-def restarting_loader(session: Session) -> LoaderSettings | None:
-    """Return the training loader whose workers start again in each epoch; None if there is none."""
-    return next((each for each in loaders_of(session) if each.num_workers and each.persistent_workers is False), None)
-
-
-def first_waits_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds of the span by which first batches took longer than typical ones."""
-    waits = start_waits(stage)
-    return min(n_boundaries(session) * fmean(waits), phase_s(stage, "epoch_boundary")) if waits else 0.0
-
-
-def iterator_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds in which iterators of later epochs were made, without the user's lines in them."""
-    timed_s = sum(time.total_s for time in stage.named if (time.name, time.hook) == ("train_dataloader", "iter"))
-    lines_s = sum(time.seconds for time in lines_of(session, "epoch_boundary"))
-    return max(0.0, min(timed_s, phase_s(stage, "epoch_boundary")) - lines_s)
-
-
-def worker_start_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds of the span that workers took to end and start again, up to each epoch's first batch."""
-    if restarting_loader(session) is None:
-        return 0.0
-    return min(first_waits_s(session, stage) + iterator_s(session, stage), phase_s(stage, "epoch_boundary"))
-
-
-def n_boundaries(session: Session) -> int:
-    """Return the number of epoch boundaries."""
-    n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
-    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # a session holds only the last epochs
 
 
 def n_epochs_in_one(session: Session) -> int:

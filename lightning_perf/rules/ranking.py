@@ -6,7 +6,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Safety, Session
 
-from .findings import AT_STAKE, certain_speedup, possible_share, severity_of, severity_of_gain
+from .findings import AT_STAKE, certain_share, certain_speedup, possible_share, severity_of, severity_of_gain
 from .rule import Rule
 from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MEDIUM_SHARE, MINUTES_WEIGHT
 from .verdict import QUALITY
@@ -101,7 +101,7 @@ def _is_certain(finding: Finding) -> bool:
 
 def _is_noticeable(finding: Finding) -> bool:
     """Return whether the certain speedup is worth acting on."""
-    return finding.gain is not None and severity_of(1 - 1 / certain_speedup(finding.gain)) != "info"
+    return finding.gain is not None and severity_of(certain_share(finding.gain)) != "info"
 
 
 def _explains_most(cause: Finding, symptom: Finding) -> bool:
@@ -119,12 +119,17 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
 
 
 def _claims_more(cause: Finding, symptom: Finding) -> bool:
-    """Return whether a cause as severe as a symptom claims most of its time and half as much, or surely gains more."""
+    """Return whether a cause claims most of a symptom's time and half as much in addition, or surely gains more.
+
+    It must be as severe as the symptom, or save half as much for certain.
+    """
     claimed_s = sum(symptom.claims.values())
     shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
     others_s = sum(cause.claims.values()) - shared_s
-    is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
     gain, other = cause.gain, symptom.gain
+    is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity) or (
+        gain is not None and other is not None and certain_share(gain) >= EXPLAINED_PART * certain_share(other)
+    )
     gains_more = gain is not None and other is not None and _is_certain(cause) and gain.low >= other.high
     is_more = others_s >= EXPLAINED_PART * claimed_s or gains_more
     return is_as_severe and shared_s >= EXPLAINED_PART * claimed_s and is_more
@@ -174,11 +179,13 @@ def _unknown(finding: Finding, share: float) -> int:
     return 2 if share < MEDIUM_SHARE and not _is_certain(finding) else 0
 
 
-def sort_key_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
+def sort_key_of(
+    finding: Finding, session: Session, lowers_precision: bool = False
+) -> tuple[int, bool, bool, int, bool, float, float, int, str]:
     """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
 
     Among findings of low severity, those come first that explain much of the time, though not how much of it the fix
-    certainly saves.
+    certainly saves. For ``lowers_precision`` see ``Rule``.
     """
     gain, share = finding.gain, _share(finding, session)
     return (
@@ -186,6 +193,7 @@ def sort_key_of(finding: Finding, session: Session) -> tuple[int, bool, bool, in
         finding.category == QUALITY,
         not (finding.severity == "low" and share >= HIGH_SHARE),
         _unknown(finding, share),
+        lowers_precision,
         -(certain_speedup(gain) - 1.0 if gain is not None and _is_noticeable(finding) else 0.0) / _effort_of(finding),
         -(share if gain is not None or share else _at_stake(finding)) / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),

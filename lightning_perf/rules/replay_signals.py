@@ -85,6 +85,7 @@ def replay_rule(
     preflight: Diagnose | None = None,
     explains: tuple[str, ...] = (),
     yields_to: tuple[str, ...] = (),
+    lowers_precision: bool = False,
 ) -> Callable[[Diagnose], Rule]:
     """Declare a rule whose treatment is replayed on operators of one step, by decorating the function that diagnoses.
 
@@ -108,6 +109,7 @@ def replay_rule(
             preflight=likely if preflight is not None else None,
             explains=explains,
             yields_to=yields_to,
+            lowers_precision=lowers_precision,
         )(check)
 
     return declare

@@ -43,9 +43,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             least half of its time.
         explains: Codes of findings that the finding of this rule causes. It is ranked right before the first of them if
             it claims at least half as much time and is no less severe or certain.
-        yields_to: Codes of findings that cause this one. Such a cause, if as severe, is ranked before it if it claims
-            at least half of its time and, in addition, other time of at least half as much, or a gain whose lower end
-            is at least the upper end of this one's.
+        yields_to: Codes of findings that cause this one. Such a cause, if as severe or if it saves at least half as
+            much for certain, is ranked before it if it claims at least half of its time and, in addition, other time
+            of at least half as much, or a gain whose lower end is at least the upper end of this one's.
+        lowers_precision: Whether the fix computes in a lower precision. Findings of the same severity whose fixes save
+            computing or waiting come first.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
         is_host_time: Whether the finding is about time of the host between launches, which on a device may be a wait
             for it, or overlap with it: its certain gain is limited to the time in which the device is idle.
@@ -65,6 +67,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
+    lowers_precision: bool = False
     is_host_time: bool = False
     line_of: tuple[str, ...] | None = None
 

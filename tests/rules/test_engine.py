@@ -238,6 +238,27 @@ def test_symptom_yields_to_a_cause_as_severe_when_that_claims_more_than_the_symp
     assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
+@pytest.mark.parametrize(("low", "order"), [(1.1, ["PD330", "PD336"]), (1.05, ["PD336", "PD330"])])
+def test_symptom_yields_to_a_less_severe_cause_when_that_saves_half_as_much_for_certain(use_rules, low, order):
+    symptom = _finding(
+        "PD336", severity="high", claims={"forward": 10.0}, gain=Gain(low=1.2, high=1.9, basis="", method="timed")
+    )
+    cause = _finding(
+        "PD330", severity="low", claims={"forward": 9.0, "backward": 9.0},
+        gain=Gain(low=low, high=2.5, basis="", method="replayed"),
+    )  # fmt: skip
+    use_rules(_rule("PD330", lambda _: cause), _rule("PD336", lambda _: symptom, yields_to=("PD330",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
+@pytest.mark.parametrize(("severity", "order"), [("high", ["PD327", "PD301"]), ("medium", ["PD301", "PD327"])])
+def test_lower_precision_comes_after_other_findings_of_its_severity(use_rules, severity, order):
+    bf16 = _finding("PD301", severity="high", gain=Gain(low=1.5, high=2.0, basis="", method="replayed"))
+    constant = _finding("PD327", severity=severity, gain=Gain(low=1.3, high=1.4, basis="", method="replayed"))
+    use_rules(_rule("PD301", lambda _: bf16, lowers_precision=True), _rule("PD327", lambda _: constant))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
 @pytest.mark.parametrize(("share", "order"), [(0.4, ["PD309", "PD301"]), (0.2, ["PD301", "PD309"])])
 def test_cause_precedes_its_symptom_when_neither_was_measured(use_rules, share, order):
     symptom = _finding("PD301", confidence="low", evidence=(fact(AT_STAKE, 0.6, "fraction"),))

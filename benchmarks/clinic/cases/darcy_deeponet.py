@@ -2,7 +2,7 @@
 The dataset keeps the lazy archive of np.load, which decompresses the whole array again for every batch.
 ---
 expect: [PD107, PD101]
-half: score
+half: tune
 fix:
   ? "self.archive = np.load(path)"
   : "self.archive = dict(np.load(path))"

@@ -41,7 +41,7 @@ class KernelDistance(nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         both = torch.cat([source, target])
-        spread = both.unsqueeze(0) - both.unsqueeze(1)
+        spread = both.unsqueeze(0) - both.unsqueeze(1)  # costs time
         distance = spread.pow(2).sum(-1)  # costs time
         count, half = len(both), len(source)
         base = distance.detach().sum() / (count * count - count)

@@ -11,7 +11,7 @@ fix:
             with torch.no_grad():
                 fake = self.generator(self.noise(len(real)))
             scores = self.critic(torch.cat([real, fake]))
-half: score
+half: tune
 """
 
 import lightning as L

@@ -9,7 +9,7 @@ fix:
     return MultivariateNormal(mean, torch.diag_embed(std.square()))  # costs time
   : |-
     return Independent(Normal(mean, std), 1)
-half: score
+half: tune
 """
 
 import lightning as L

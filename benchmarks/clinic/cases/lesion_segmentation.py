@@ -2,7 +2,7 @@
 scipy for every image of every batch.
 ---
 expect: PD511
-half: score
+half: tune
 fix:
   '        self.log("train_hd95", batch_hd95(logits.detach() > 0, masks > 0.5))  # costs time': |2-
             if self.global_step % self.trainer.log_every_n_steps == 0:

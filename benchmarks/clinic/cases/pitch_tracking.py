@@ -66,7 +66,7 @@ class PitchNet(L.LightningModule):
 
     def forward(self, wave):
         frames = wave.unfold(-1, N_FFT, 1024)
-        spectrum = torch.fft.rfft(frames) @ cqt_kernels(FMIN, wave.device)
+        spectrum = torch.fft.rfft(frames) @ cqt_kernels(FMIN, wave.device)  # costs time
         cqt = torch.log(spectrum.abs() + 1e-4)
         b, t, f = cqt.shape
         h = self.conv(cqt.reshape(b * t, 1, f))

@@ -3,14 +3,14 @@ factor) on simulated markets, by maximum likelihood. The factor is multiplied ou
 MultivariateNormal checks, factorizes and differentiates again for every sample; pass the factor itself as
 scale_tril.
 ---
-expect: PD000
+expect: PD335
 fix:
   ? |2-
             covariance = factor @ factor.mT
             return MultivariateNormal(self.mean(state), covariance_matrix=covariance)  # costs time
   : |2-
             return MultivariateNormal(self.mean(state), scale_tril=factor)
-half: score
+half: tune
 """
 
 import lightning as L

@@ -10,7 +10,7 @@ fix:
             self.gallery_codes = self(self.gallery)
 
         def validation_step(self, batch, batch_idx):
-half: score
+half: tune
 """
 
 import lightning as L

@@ -5,7 +5,7 @@ taken.
 expect: [PD107, PD101]
 fix:
   self.transforms = color + shape: self.transforms = shape + color
-half: score
+half: tune
 """
 
 import lightning as L

@@ -76,7 +76,7 @@ class ChebConv(nn.Module):
 
     def forward(self, x):
         """x: (batch, sensors, features)"""
-        lap = self.scaled_laplacian()
+        lap = self.scaled_laplacian()  # costs time
         terms = [x, lap @ x]
         for _ in range(2, self.order):
             terms.append(2 * lap @ terms[-1] - terms[-2])

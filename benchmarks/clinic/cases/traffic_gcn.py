@@ -2,7 +2,7 @@
 networkx in every forward.
 ---
 expect: PD511
-half: score
+half: tune
 fix:
   ? "        self.graph = graph"
   : |2-

@@ -3,7 +3,7 @@
 expect:
 - PD107
 - PD101
-half: score
+half: tune
 with: [dataset-cache]
 """
 

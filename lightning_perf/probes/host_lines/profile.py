@@ -20,7 +20,8 @@ MAX_STACKS = 4096
 
 _MAX_LINES, _MAX_OUTER_LINES = 8, 4
 _MIN_LINE_SHARE = 0.01
-_DESCENT_SHARE = 0.5  # report the called function's lines if they hold most of a line's time
+_DESCENT_SHARE = 0.5  # report the called function's lines if one holds most of a line's time
+_HOST_PART = 0.2
 _MUCH_LONGER = 1.5  # a line around a line is reported with it if it takes so much longer
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 _LATE_NS = 200_000
@@ -94,6 +95,10 @@ class Line:
         self.calls: defaultdict[str, float] = defaultdict(float)
         self.children: dict[UserLine, Line] = {}
 
+    @property
+    def host_ns(self) -> float:
+        return self.ns - self.operator_ns
+
     def add(self, ns: float, n: int, call: str, is_operator: bool = False) -> None:
         """Count ``n`` samples of stacks that contain the line."""
         self.ns += ns
@@ -102,20 +107,27 @@ class Line:
         self.calls[call] += ns
 
     def costly(self, least_ns: float) -> "Iterator[Line]":
-        """Yield the lines to report: lines of the called function if they hold most of the time, else this one."""
+        """Yield the lines to report: those of the called function if one holds most of the time, else this one.
+
+        That may also be most of the time outside torch operators, if this is a noticeable part.
+        """
         if self.ns < least_ns:
             return
-        if max((child.ns for child in self.children.values()), default=0.0) < _DESCENT_SHARE * self.ns:
+        inner = self.children.values()
+        most_ns = max((child.ns for child in inner), default=0.0)
+        most_host_ns = max((child.host_ns for child in inner), default=0.0)
+        is_host = most_host_ns >= _DESCENT_SHARE * self.host_ns and self.host_ns >= _HOST_PART * self.ns
+        if most_ns < _DESCENT_SHARE * self.ns and not (is_host and inner):
             yield self
             return
-        for child in self.children.values():
+        for child in inner:
             yield from child.costly(least_ns)
 
     def within(self) -> "Line | None":
         """Return the outermost line around this one that is host code, too, and takes much longer, if there is one."""
         found, line = None, self.parent
         while line is not None and line.operator_ns <= line.ns / 2:
-            if line.ns - line.operator_ns >= _MUCH_LONGER * (self.ns - self.operator_ns):
+            if line.host_ns >= _MUCH_LONGER * self.host_ns:
                 found = line
             line = line.parent
         return found

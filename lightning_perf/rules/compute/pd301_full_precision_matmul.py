@@ -25,7 +25,7 @@ MATRIX_OPERATORS = (
 )
 
 
-@replay_rule("PD301", "full-precision-matmul")
+@replay_rule("PD301", "full-precision-matmul", lowers_precision=True)
 def check(session: Session) -> Diagnosis | None:
     precision = session.settings.trainer.precision
     if precision is not None and precision not in FULL_PRECISION:

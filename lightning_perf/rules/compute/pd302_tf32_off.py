@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
 
-@replay_rule("PD302", "tf32-off")
+@replay_rule("PD302", "tf32-off", lowers_precision=True)
 def check(session: Session) -> Diagnosis | None:
     setting = session.settings.torch.float32_matmul_precision
     if setting not in (None, "highest"):

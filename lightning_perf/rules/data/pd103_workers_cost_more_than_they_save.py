@@ -3,19 +3,13 @@
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by
-from lightning_perf.rules.loader_signals import (
-    in_process_of,
-    is_bursty,
-    is_transport_costly,
-    is_waiting,
-    lost_to_workers_s,
-    worker_start_s,
-)
-from lightning_perf.rules.machine_signals import wait_share
+from lightning_perf.rules.loader_signals import is_bursty, is_transport_costly, is_waiting, lost_to_workers_s
+from lightning_perf.rules.machine_signals import compute_claims, wait_share
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
+from lightning_perf.rules.worker_starts import in_process_of, least_start_s, worker_start_s
 
 
 @rule("PD103", "workers-cost-more-than-they-save", line_of=("data_wait",))
@@ -40,14 +34,30 @@ def check(session: Session) -> Finding | None:
     probed = saved_by(session, steady.step_s.mean, plan.now, alone) if alone is not None else None
     from_start_s = min(saved_s, restart_s)
     waited_s = saved_s - from_start_s if probed is None else steady.n_span_steps * probed[1]
+    # In the training process, a batch may take twice as long as where nothing else runs.
+    least_waited_s = phase_s(steady, "data_wait") - 2 * steady.n_span_steps * in_process_s
+    low_s = max(0.0, least_waited_s, 0.0 if probed is None else steady.n_span_steps * probed[0])
+    low_s += least_start_s(session, steady)
     return _finding(
         steady,
         loader,
         (with_workers_s, in_process_s, basis),
-        {"data_wait": waited_s, "epoch_boundary": from_start_s},
-        0.0 if probed is None else steady.n_span_steps * probed[0],
-        "modeled" if probed is None else "probed",
+        {
+            "data_wait": max(waited_s, least_waited_s),
+            "epoch_boundary": from_start_s,
+            **compute_claims(steady, _queueing_for_workers(session)),
+        },
+        low_s,
+        "probed" if probed is not None else "timed" if low_s else "modeled",
     )
+
+
+def _queueing_for_workers(session: Session) -> float:
+    """Return at most which fraction of its time the training queues for cores that run workers; 0 where not sampled."""
+    host = session.telemetry.host if session.telemetry is not None else None
+    if host is None or host.workers_cpu_cores is None:
+        return 0.0
+    return min(host.process_queueing_fraction or 0.0, host.workers_cpu_cores.mean)
 
 
 def _predicted(session: Session) -> Finding | None:
@@ -91,7 +101,7 @@ def _finding(
         method=method,
         basis="the probed step without workers"
         if method == "probed"
-        else "at most the extra time per batch with workers",
+        else "the extra time per batch with workers, at most with that in which the training queues for their cores",
         confidence="medium",
     )
 

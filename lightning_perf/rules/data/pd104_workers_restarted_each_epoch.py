@@ -5,19 +5,18 @@ from typing import NamedTuple
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, least_mean, loader_fix, make_finding, timed_finding
-from lightning_perf.rules.loader_signals import (
-    in_process_of,
-    iterator_s,
-    n_boundaries,
-    restarting_loader,
-    start_waits,
-    worker_start_s,
-)
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
 from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.worker_starts import (
+    least_start_s,
+    n_boundaries,
+    restarting_loader,
+    start_waits,
+    worker_start_s,
+)
 
 
 def preflight(session: Session) -> Finding | None:
@@ -44,9 +43,7 @@ def check(session: Session) -> Finding | None:
     share, each_s = (spent_s + val_s) / steady.span_s, spent_s / max(1, n)
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
-    made_s, _ = in_process_of(session, steady)
-    first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
-    low_s = min(first_low_s + iterator_s(session, steady), spent_s) if loader is not None else val_low_s
+    low_s = least_start_s(session, steady) if loader is not None else val_low_s
     parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
     parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
     n_workers = max(one.num_workers or 0 for one in ([loader] if loader is not None else loaders_of(session, "val")))

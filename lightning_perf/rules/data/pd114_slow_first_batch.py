@@ -4,17 +4,12 @@ import statistics
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, least_mean, timed_finding
-from lightning_perf.rules.loader_signals import (
-    first_waits_s,
-    n_boundaries,
-    n_epochs_in_one,
-    restarting_loader,
-    start_waits,
-)
+from lightning_perf.rules.loader_signals import n_epochs_in_one
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import FIRST_BATCH_MIN_RATIO, FIRST_BATCH_MIN_SHARE
 from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.worker_starts import first_waits_s, n_boundaries, restarting_loader, start_waits
 
 
 @rule("PD114", "slow-first-batch")

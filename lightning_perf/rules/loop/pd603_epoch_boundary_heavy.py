@@ -3,19 +3,19 @@
 from lightning_perf.records import Finding, LoaderSettings, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.loader_signals import (
-    first_waits_s,
-    iterator_s,
-    n_boundaries,
-    n_epochs_in_one,
-    restarting_loader,
-    worker_start_s,
-)
+from lightning_perf.rules.loader_signals import n_epochs_in_one
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, queued_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
 from lightning_perf.rules.user_lines import collecting_s, lines_of
 from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.worker_starts import (
+    first_waits_s,
+    iterator_s,
+    n_boundaries,
+    restarting_loader,
+    worker_start_s,
+)
 
 HOOK = "train_dataloader"
 

@@ -412,6 +412,22 @@ def test_line_comes_with_the_one_around_it_that_takes_much_longer():
     assert around(deeper, (((training_step, 12), (training_step, 10), (helper, 6)), 25, 12))[5] == (12, 1.0)
 
 
+def test_line_of_the_function_called_is_named_when_it_holds_the_time_outside_operators():
+    def with_operators(ms, share_of_host):
+        host, rest = share_of_host * 100, (1 - share_of_host) * 50
+        others = ((((training_step, 10), (helper, line)), rest, 20) for line in (6, 11))
+        phase = samples((((training_step, 10), (helper, 5)), host, 50), *others)
+        for line in (7, 8, 9):
+            stack = stacks.Stack(((training_step.__code__, -1, 10), (helper.__code__, -1, line)), None, stacks.OPERATOR)
+            for _ in range(20):
+                phase.add(stack, ms * 1e6 / 60, 0.0, 0.0, 1)
+        return [(line, name) for name, line, _ in found(phase)]
+
+    assert (5, "helper") in with_operators(200, 0.8)
+    assert with_operators(200, 0.4) == [(10, "training_step")]
+    assert with_operators(600, 0.8) == [(10, "training_step")]  # of which operators take nearly all
+
+
 def test_calling_line_is_named_when_the_function_called_has_many_cheap_lines():
     paths = [(((training_step, 10), (helper, line)), 10, 5) for line in range(20, 30)]
     assert found(samples(*paths)) == [("training_step", 10, 1.0)]
@@ -510,7 +526,8 @@ def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, c
 def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
     ident, frame = threading.get_ident(), training_step()
     own = LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
-    own.burst()
+    for _ in range(sampler._MAX_BURSTS_OUTSIDE - 1):
+        own.burst()
     assert not own._background.stopping.is_set()
     own.burst()
     assert own._background.stopping.is_set()
