@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from lightning_perf.records import Finding, ModelProfile, Session, StageTimes
+from lightning_perf.records import Finding, ModelProfile, Overhead, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
@@ -56,6 +56,8 @@ _MAX_CURVE = 3
 _MODULE = 15
 """Width of a module's path beside the bar of a phase."""
 _RANKS_WAIT = "of rank 0, with waits for others"
+_CALLED_AT, _CALL = re.compile(r", called at [^ ,]+,"), re.compile(r" in [^ ]+(?:: .*)?$")
+"""What a headline can do without: where a function is called, and what it calls."""
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 
@@ -66,8 +68,9 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
         return BriefReport(fitted([*top, *_commands(session, place)]))
     warnings = _warnings(session)
     headline, facts = _headline(session), [*_cautions(session), _facts(session)]
-    if session.verdict.category == "healthy" and not warnings:
-        return BriefReport([*headline, *facts, *_details(place)])
+    if session.verdict.category == "healthy":
+        noted = [line for line in _state(warnings) if line.segments]
+        return BriefReport([*headline, *facts, *noted, *_details(place)])
     bottom = [*_state(warnings), *_commands(session, place)]
     lines: list[Line] = []
     for n_fixes, n_phases, n_where in _SIZES:
@@ -84,11 +87,14 @@ def _headline(session: Session) -> list[Line]:
     if finding is None:
         style = "bold green" if session.verdict.category == "healthy" else "bold"
         return titled([_EXPECTED.sub("", wording.line(session.verdict.text, 400))], code, style)
-    texts = [first_sentence(finding.summary), clause(finding.summary, 60), clause(finding.summary, 0)]
+    whole = first_sentence(finding.summary)
+    texts = [whole, clause(whole, 60), clause(whole, 0)]
     first = finding.prescriptions[:1]
-    forms = ((session, 90), (None, 90), (session, 40), (None, 40))
-    fixes = [f": {instruction(each, now_from, limit)}" for each in first for now_from, limit in forms]
-    return titled([*(text + fix for text in texts for fix in fixes), *texts], code, SEVERITY_STYLES[finding.severity])
+    limits = ((session, 90), (None, 90), (session, 40), (None, 40))
+    fixes = [f": {instruction(each, now_from, limit)}" for each in first for now_from, limit in limits]
+    shorter = [_CALLED_AT.sub("", whole), _CALLED_AT.sub("", _CALL.sub("", whole))]
+    forms = [*(text + fix for text in texts for fix in fixes), *texts[:2], *shorter, *texts[2:]]
+    return titled(forms, code, SEVERITY_STYLES[finding.severity])
 
 
 def _where(session: Session, headline: Sequence[Line], max_lines: int) -> Iterator[Line]:
@@ -135,6 +141,8 @@ def _facts(session: Session) -> Line:
     for spare in (rate, " in all", machine, tail, "peak ", "median ", error):  # the least important first
         if cell_len(" · ".join(texts)) > MAX_WIDTH:
             texts = [each.replace(spare, "") for each in texts if each != spare]
+    while len(texts) > 1 and cell_len(" · ".join(texts)) > MAX_WIDTH:
+        del texts[-1]
     return Line(((wording.cut(" · ".join(texts), MAX_WIDTH), QUIET),))
 
 
@@ -249,7 +257,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
 
 def _speedup(session: Session, finding: Finding) -> str:
     """Return the speedup that a trial measured, or else the expected one."""
-    unknown = "" if finding.category == "memory" else "not measured"
+    unknown = "saves memory" if finding.category == "memory" else "not measured"
     return measured_speedup(session, finding) or wording.gain(finding.gain) or unknown
 
 
@@ -260,12 +268,21 @@ def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:
-    texts = [("growth", memory.growth_text(each)) for each in session.memory.growth if is_leak(each)]
+    leaks = [each for each in session.memory.growth if is_leak(each)]
+    # The heap is part of the host's memory.
+    leaks = [each for each in leaks if each.where != "host" or all(other.where != "heap" for other in leaks)]
+    shown = [group[0].code for group in fix_groups(session)[:_MAX_FIXES]]
+    if session.verdict.code == "PD405" or ("PD405" in shown and any(each.suspects for each in leaks)):
+        leaks = []  # stated by the headline, or by a fix that names what grows
+    texts = [("growth", memory.growth_text(each)) for each in leaks]
     texts += autopilot.kept_facts(session)
     overhead = session.overhead
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
-    if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
-        texts.append(("overhead", about.overhead_fact(session).partition(";")[0]))
+    if overhead is not None and (_slows_steps(session, overhead) or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
+        text = about.overhead_fact(session).partition(";")[0]
+        while cell_len(text) > MAX_WIDTH - LABEL and ", " in text:
+            text = text.rpartition(", ")[0]
+        texts.append(("overhead", text))
     missing = session.ranks.missing if session.ranks is not None else ()
     texts += [("missing", f"rank {one.rank}: {one.reason}") for one in missing[:1]]
     n_failed = sum(one.status == "failed" for one in session.outcomes)
@@ -275,6 +292,12 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
         ("applied", about.applied_fact(session)),
     ]
     return [(label, text) for label, text in texts if text]
+
+
+def _slows_steps(session: Session, overhead: Overhead) -> bool:
+    """Return whether a step pays much for measurements, although some were stopped because of that."""
+    step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
+    return bool(overhead.backed_off) and overhead.per_step_us * 1e-6 >= _MAX_OVERHEAD_SHARE * step_s
 
 
 def _commands(session: Session, place: str | None) -> Iterator[Line]:

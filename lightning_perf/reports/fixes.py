@@ -17,7 +17,7 @@ _BREAK = re.compile(r"[;:] |, (?:else|or|if|so) ")
 _CLAUSE = re.compile(r"[;:,] | \(")
 _ASIDE = re.compile(r" \((?![^() ]+:\d+\))[^()]*\)")
 """Text in parentheses, unless it is a line of code: ``(train.py:31)``."""
-_SUBORDINATE = re.compile(r" (?:instead of|so that|if|while|because|rather than|unless) ")
+_SUBORDINATE = re.compile(r"(?<! as) (?:instead of|so that|if|while|because|rather than|unless) ")
 _SHORTEST_CLAUSE = 20
 _ARGUMENTS = 36
 """Longest text of arguments; of several of a loader, the first ones are named. Those of a Trainer need each other."""

@@ -257,8 +257,8 @@ def function_share(function: HotFunction) -> float:
 
 
 def function_place(function: HotFunction) -> str:
-    """Return a function with its file and line: ``"Images.augment (data/images.py:31)"``."""
-    return place(function.name, site_of(function.file, function.line or 0, n_parts=2))
+    """Return a function with its file and line: ``"Images.augment (images.py:31)"``."""
+    return place(function.name, site_of(function.file, function.line or 0))
 
 
 def costliest_function_text(probe: LoaderProbe) -> str:

@@ -65,7 +65,7 @@ def precision_fix(session: Session, treatment: str, flag: str, effect: str = "")
     if not session.settings.clips_fused:
         return trainer_fix(set_flag + because, "numerics", treatment, precision=flag)
     return fix(
-        f"{set_flag} and, in the optimizer, fused=False{because}; Lightning clips no gradients of fused optimizers "
+        f"{set_flag} and fused=False in the optimizer{because}; Lightning clips no gradients of fused optimizers "
         "with mixed precision",
         "minutes",
         "numerics",

@@ -194,7 +194,7 @@ def sort_key_of(
         not (finding.severity == "low" and share >= HIGH_SHARE),
         _unknown(finding, share),
         lowers_precision,
-        -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
+        -(certain_speedup(gain) - 1.0 if gain is not None and _is_noticeable(finding) else 0.0) / _effort_of(finding),
         -(share if gain is not None or share else _at_stake(finding)) / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),
         finding.code,

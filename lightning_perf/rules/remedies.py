@@ -16,7 +16,11 @@ _REMEDIES = (
     ),
     (
         r"\b(np|numpy)\.load" + _CALL + r"(?!.*mmap_mode)|NpzFile",
-        'keep arrays in .npy files, opened once with mmap_mode="r"',
+        'keep arrays in .npy files, opened once with mmap_mode="r": np.load and .npz files read whole arrays each time',
+    ),
+    (
+        r"(?<!np\.)(?<!numpy\.)\brandom\.(Random\.)?sample" + _CALL,
+        "draw from a list or an array: a deque is walked through for each item that is drawn",
     ),
     (
         r"\bpermutation\(.*\)\s*\[\s*:",

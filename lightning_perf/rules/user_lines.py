@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import Collections, HostLine, HostPhase, Session, StageTimes
+from lightning_perf.records import Collections, HostLine, HostPhase, HotFunction, Session, StageTimes
 from lightning_perf.records.host_profile import InnerLine
 
 from .rule import required
@@ -19,14 +19,15 @@ from .thresholds import (
     NORMAL_Z95,
     NORMAL_Z99,
 )
-from .wording import place_of
+from .wording import place_of, site_of
 
 COLLECT = "gc.collect"
 """Lines that call this are left to PD508, which times each collection instead of sampling."""
 
-_MAKING_TENSORS = ("torch.tensor", "torch.as_tensor")
+MAKING_TENSORS = ("torch.tensor", "torch.as_tensor")
+"""Functions that make a tensor of Python's numbers, one by one."""
 
-RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
+RARER_COLLECTIONS = "call gc.freeze() before training, and raise the collector's thresholds"
 
 _COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
 """Phases in which torch operators are excluded from the cost of a line, because they are the training itself.
@@ -75,6 +76,11 @@ def check_is_sampled(session: Session) -> None:
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
     """Return the lines that take time in these phases (none for all), costliest first; empty without stack samples."""
     return _lines(session, lambda name, _: not phases or name in phases)
+
+
+def is_line_of(line: HostLine, function: HotFunction) -> bool:
+    """Return whether a line of the training process belongs to a function of the loader."""
+    return site_of(line.file, 0) == site_of(function.file, 0) and line.function == function.name.rsplit(".", 1)[-1]
 
 
 def sampler_lines(session: Session) -> list[LineTime]:
@@ -199,7 +205,7 @@ def records_stacks(session: Session, line: HostLine) -> bool:
     Such a line spends its time outside operators in recording stacks, unless it makes tensors of Python's numbers.
     """
     is_on = session.settings.trainer.is_anomaly_detection_on
-    is_torchs = line.call.startswith(("torch.", "nn.", "F.")) and line.call not in _MAKING_TENSORS
+    is_torchs = line.call.startswith(("torch.", "nn.", "F.")) and line.call not in MAKING_TENSORS
     return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0 and is_torchs)
 
 

@@ -1,5 +1,6 @@
 """Formatting of numbers and places in the texts of findings."""
 
+import ast
 import math
 import re
 from collections.abc import Callable
@@ -86,6 +87,14 @@ def headline_of(summary: str) -> str:
     return re.split(r"(?<!\be\.g)\. ", summary, maxsplit=1)[0].rstrip(".")
 
 
+def statement_of(code: str) -> str:
+    """Return a line of code that can be moved into an ``if``; ``...`` for part of a statement, or none."""
+    try:
+        return code if ast.parse(code).body else "..."
+    except (SyntaxError, ValueError):
+        return "..."
+
+
 def place(function: str, site: str) -> str:
     """Return a function with its file and line: ``"training_step (model.py:81)"``; either may be empty."""
     if not site:
@@ -98,10 +107,10 @@ def place_of(code: Line) -> str:
     return place(code.function, site_of(code.file, code.line))
 
 
-def site_of(file: str, line: int, n_parts: int = 1) -> str:
-    """Return the last parts of a path with a line: ``"model.py:81"``; empty for no path."""
+def site_of(file: str, line: int) -> str:
+    """Return the name of a file with a line: ``"model.py:81"``; empty for no path."""
     parts = [part for part in file.replace("\\", "/").split("/") if part]
-    return f"{'/'.join(parts[-n_parts:])}:{line}" if parts else ""
+    return f"{parts[-1]}:{line}" if parts else ""
 
 
 def spent_waiting(share: float) -> str:

@@ -14,7 +14,19 @@ from rich.cells import cell_len
 from rules.session_builder import build_session
 
 from lightning_perf.cli.demo import FAULTS
-from lightning_perf.records import Breakdown, Growth, MissingRank, ModelProfile, OutOfMemory, Overhead, Session
+from lightning_perf.records import (
+    Breakdown,
+    Growth,
+    MissingRank,
+    ModelProfile,
+    OutOfMemory,
+    Overhead,
+    Prescription,
+    Session,
+    Suspect,
+    Verdict,
+    Window,
+)
 from lightning_perf.records.loader_probe import LoaderProbe
 from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_report
 from lightning_perf.reports.brief_epochs import brief_epoch, brief_news, brief_preflight
@@ -212,10 +224,87 @@ def test_memory_is_part_of_the_second_line_of_figures(name: str) -> None:
 
 def test_abnormal_measurements_are_shown_and_normal_ones_are_not() -> None:
     text = text_of(abnormal())
-    assert "host memory grows" in text
+    assert "Host memory grows" in text
     assert "overhead 3.1 % of the run" in text
     normal = text_of(starved())
     assert not any(word in normal for word in ("overhead", "grows", "skipped", "missing"))
+
+
+def growing(*places: str, suspects: tuple[Suspect, ...] = ()) -> Session:
+    """Return a starved run whose memory grows, before its diagnosis."""
+    session = starved()
+    growth = tuple(
+        Growth(where=where, n=200, first_step=20, last_step=400, level_bytes=2**30, bytes_per_step=5e5,
+               low_bytes_per_step=4e5, high_bytes_per_step=6e5, is_steady=True, suspects=suspects)
+        for where in places
+    )  # fmt: skip
+    return msgspec.structs.replace(session, memory=msgspec.structs.replace(session.memory, growth=growth))
+
+
+def test_growth_is_shown_once_and_not_beside_a_fix_that_names_what_grows() -> None:
+    unnamed = msgspec.structs.replace(diagnose(growing("heap", "host")), verdict=diagnose(starved()).verdict)
+    assert re.findall("(heap|host) memory grows", text_of(unnamed)) == ["heap"]
+    suspect = Suspect(name="LitModel.losses", kind="list", n_items=180, items_per_step=1.0)
+    named = diagnose(growing("heap", "host", suspects=(suspect,)))
+    assert "memory grows" not in text_of(msgspec.structs.replace(named, verdict=diagnose(starved()).verdict))
+
+
+@pytest.mark.parametrize(
+    ("summary", "fix", "headline"),
+    [
+        (
+            "read (table_parsed_by_datamodule.py:46), called at table_parsed_by_datamodule.py:49, spends 74 % of step "
+            "time in csv.DictReader.__next__: 10.6 ms per step outside torch operators, in transfer.",
+            "move read out of the step, or do it less often",
+            "read (table_parsed_by_datamodule.py:46) spends 74 % of step time",
+        ),
+        (
+            "protein_interaction_gcn.py:48 multiplies a sparse matrix of 1,800 × 1,800 as if it were dense: one in 186 "
+            "of its elements is not zero; without the zeros, these operators run 4.1–8.3x faster (measured).",
+            "keep the matrix sparse",
+            "protein_interaction_gcn.py:48 multiplies a sparse matrix of 1,800 × 1,800 as if it were dense: keep the "
+            "matrix sparse",
+        ),
+    ],
+)
+def test_headline_is_shortened_to_whole_words_that_make_sense(summary: str, fix: str, headline: str) -> None:
+    base = diagnose(starved())
+    first = base.findings[0]
+    prescription = Prescription(treatment="", summary=fix, effort="minutes", safety="exact")
+    found = msgspec.structs.replace(first, code="PD511", summary=summary, prescriptions=(prescription,))
+    session = msgspec.structs.replace(
+        base, findings=(found,), verdict=Verdict(category="host", text=summary, code="PD511")
+    )
+    lines = text_of(session).splitlines()[:2]
+    shown = " ".join(" ".join(lines).replace("PerfDoctor", "").replace("PD511", "").split())
+    assert shown == headline
+
+
+def test_figures_and_overhead_that_do_not_fit_are_left_out_rather_than_cut() -> None:
+    session = abnormal()
+    steady = msgspec.structs.replace(session.steady, tokens_per_s=437_643.0)
+    probe = LoaderProbe(status="measured", usable_cores=8.0, wall_s=14.6)
+    overhead = Overhead(per_step_us=40.8, budget_us=20.0, reporting_s=0.4, share=0.23)
+    window = Window(status="recorded", reason="planned", first_step=30, n_steps=5, cost_s=0.1)
+    text = text_of(
+        msgspec.structs.replace(session, steady=steady, loader_probe=probe, overhead=overhead, windows=(window,))
+    )
+    assert "437,643 tokens/s" in text
+    assert "overhead 23 % of the run: 40.8 µs per step, 400 ms for probes and reports\n" in text
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(("per_step_us", "n_lines"), [(50.0, 3), (5_000.0, 4)])
+def test_healthy_short_run_has_three_lines_unless_measuring_slows_its_steps(per_step_us: float, n_lines: int) -> None:
+    session = healthy()
+    run = msgspec.structs.replace(session.run, wall_s=3.0)
+    overhead = Overhead(
+        per_step_us=per_step_us, budget_us=20.0, reporting_s=0.4, share=0.15, backed_off=("hooks of callbacks",)
+    )
+    text = text_of(diagnose(msgspec.structs.replace(session, run=run, overhead=overhead)))
+    assert text.startswith("PerfDoctor  healthy")
+    assert ("overhead" in text) == (per_step_us > 1_000)
+    assert len(text.splitlines()) == n_lines
 
 
 def test_out_of_memory_names_place_size_and_post_mortem() -> None:

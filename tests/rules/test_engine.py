@@ -162,6 +162,13 @@ def test_finding_of_low_severity_comes_first_when_it_explains_a_fifth_of_the_tim
     assert [finding.code for finding in diagnose(build_session()).findings] == ["PD802", "PD801"]
 
 
+def test_negligible_certain_gain_does_not_put_a_finding_before_one_that_explains_more(use_rules):
+    much = _finding("PD802", severity="low", gain=Gain(low=1.0, high=3.9, basis="", method="timed"))
+    little = _finding("PD801", severity="low", gain=Gain(low=1.004, high=1.34, basis="", method="timed"))
+    use_rules(_rule("PD801", lambda _: little), _rule("PD802", lambda _: much))
+    assert [finding.code for finding in diagnose(build_session()).findings] == ["PD802", "PD801"]
+
+
 def test_order_of_findings_does_not_depend_on_rule_order(use_rules):
     hours = (Prescription(treatment="", summary="do", safety="exact", effort="hours"),)
     findings = [

@@ -22,6 +22,8 @@ from lightning_perf.rules.remedies import remedy_for
         (['with zipfile.ZipFile(self.path) as archive, archive.open("a") as file:'], "once per process"),
         (["state = copy.deepcopy(self.state)"], "only what changes"),
         (["record = json.loads(line)"], "parse each record once"),
+        (["random.Random.sample"], "a deque is walked through"),
+        (["rows = random.sample(self.memory, 64)"], "a deque is walked through"),
         (["raw = zlib.decompress(self.blocks[i])"], "uncompressed"),
         (['image = Image.open(path).convert("RGB")'], "at the size"),
         (["ids = self.tokenizer(text)"], "tokenize the texts once"),
@@ -55,6 +57,7 @@ def test_remedy_is_that_of_the_call(texts: list[str], words: str) -> None:
     "text",
     [
         "x = self.rows[index]",
+        "x = np.random.sample(64)",
         "index = rng.choice(n_items, size=5)",  # draws with replacement, each as likely as the other
         "parameters = self.choice(prices)",
         "x = random.choice(xs); p = x.price",

@@ -66,10 +66,10 @@ def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:
             "states the batch that fits",
             "DataLoader(..., batch_size=32)\nif step % 2 == 0:\n    optimizer.step()",
         ),
-        ("PD331", "fires and names the line", "sum(losses).backward()"),
+        ("PD331", "fires and names the line", "sum([first_loss, second_loss]).backward()"),
         ("PD501", "names the line when the device is idle after a wait", "# .item() once, at the end of the epoch"),
         ("PD508", "fires with the generation and the objects alive", "gc.collect()  # before the first step"),
-        ("PD509", "fires with the line that calls the metric", "if step % 10 == 0:"),
+        ("PD509", "fires with the line that calls the metric", "if (step + 1) % 10 == 0:"),
         ("PD505", "fires at both thresholds", "if step % 300 == 0:\n    fabric.log_dict(metrics)"),
         ("PD602", "names the call when no callback saves", "if step % 200 == 0:\n    ...  # save"),
         (

@@ -165,7 +165,7 @@ def compare(
         if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
-        reason = f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
+        reason = f"only {len(logs)} rounds fit in {max(limit_s, 0.0):.1f} s, too few to decide"
         return Comparison(n_rounds=len(logs), reason=reason)
     if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off would have taken longer
         found = msgspec.structs.replace(found, low=0.0)

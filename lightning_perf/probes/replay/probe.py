@@ -133,7 +133,7 @@ class ReplayProbe(Probe):
 
     def record(self) -> Replay | None:
         if not self._results:
-            self.missing.setdefault("replay", "no rule asked for a measurement")
+            self.missing.setdefault("replay", "no operators were replayed in this run")
             return None
         self.missing.pop("replay", None)
         log = self._log

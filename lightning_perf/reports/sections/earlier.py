@@ -9,6 +9,8 @@ from lightning_perf.reports.wording import line, phase_name, share, times
 from lightning_perf.stats.comparison import BAND
 
 _MAX_CHANGES = 3
+_LARGEST_DETECTABLE = 3.0
+"""Of a larger slowdown no test is needed."""
 
 
 def earlier_parts(session: Session) -> Iterator[AnyPart]:
@@ -21,9 +23,10 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
         least = share(factor - 1) if factor < 2 else times(factor)
         machine = session.earlier.machine_factor or 1.0
         except_for = f", except for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
-        yield note(
+        text = (
             f"no slower than earlier runs{except_for}; a slowdown of {least} or more would be detected in 95 % of cases"
         )
+        yield note(text if factor < _LARGEST_DETECTABLE else "earlier runs vary too much to compare this one with them")
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),

@@ -61,10 +61,15 @@ def _from_steps(session: Session) -> Finding | None:
     )
 
 
-def _recommendations(session: Session, on_cpu: bool, is_recurrence: bool = False) -> tuple[Prescription, ...]:
+def _recommendations(
+    session: Session, on_cpu: bool, is_recurrence: bool = False, is_loop: bool = True
+) -> tuple[Prescription, ...]:
     if is_recurrence:
         summary = "compute before the loop what needs no earlier iteration; use nn.GRU or nn.LSTM, not their cells"
         code = "inputs = self.input_layer(x)  # for all iterations at once, before the loop"
+    elif not is_loop:
+        summary = "replace many small operators by few on larger tensors, e.g. on a stack of them"
+        code = "x = torch.stack(tensors).mul_(scale)  # instead of one operator for each tensor"
     else:
         summary = "replace the loop by one operation on the whole tensor"
         code = "total = (x * w).sum()  # instead of a sum over rows"
@@ -89,7 +94,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
-        prescriptions=_recommendations(session, trace.device is None),
+        prescriptions=_recommendations(session, trace.device is None, is_loop=found.is_at_a_line),
         high_s=found.saved_s,
         phases=CODE_PHASES if reading.is_timed and trace.device is None else (),
         basis="at most these operators and the Python code between them",

@@ -112,8 +112,8 @@ def _unused(session: Session, model: ModelSettings) -> Diagnosis:
     line = line_calling(session, where)
     module = f'self.get_submodule("{where}")' if any(part.isdigit() for part in where.split(".")) else f"self.{where}"
     return Diagnosis(
-        f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
-        "but no optimizer has these parameters",
+        f"Each step computes gradients of {model.n_unused_gradients} parameters that no optimizer has, most of them in "
+        f"{where}",
         (
             fact(
                 "elements of unused gradients ÷ trainable elements",

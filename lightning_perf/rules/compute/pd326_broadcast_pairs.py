@@ -36,7 +36,7 @@ def check(session: Session) -> Diagnosis | None:
         return _of_comparisons(found, shape, share)
     kind = "cosine similarities" if found.kind == "similarities" else found.kind
     return Diagnosis(
-        f"{found.site or 'The model'} computes the {kind} of all pairs of rows by broadcasting to a tensor of {shape}",
+        f"{found.site or 'The model'} computes the {kind} of all pairs of rows in a broadcast tensor of {shape}",
         (
             fact("size of that tensor", found.n_bytes, "bytes"),
             fact("time of its operators in one step", found.total_s, "s") if found.total_s else None,

@@ -10,7 +10,8 @@ from lightning_perf.rules.wording import number_of
 def check(repeated: Repeated) -> Finding:
     found = repeated.found
     where = f" ({found.site})" if found.site else ""
-    call = "self.manual_backward(sum(losses))" if repeated.session.run.has_trainer else "sum(losses).backward()"
+    total = "sum([first_loss, second_loss])"
+    call = f"self.manual_backward({total})" if repeated.session.run.has_trainer else f"{total}.backward()"
     return repeated.saving_finding(
         summary=(
             f"{found.n_passes} backward passes of a step{where} go through the same layers "
@@ -19,10 +20,10 @@ def check(repeated: Repeated) -> Finding:
         counted="operators that passes go through again",
         more=(fact("backward passes through the same layers", found.n_passes, "count"),),
         prescriptions=fix(
-            f"add the {number_of(found.n_passes, 'loss', 'losses')} and go back once",
+            f"add the {number_of(found.n_passes, 'loss', 'losses')} and call backward once",
             "minutes",
             "numerics",
-            code=f"{call}  # instead of one call for each, with retain_graph=True",
+            code=f"{call}  # of all losses, without retain_graph=True",
         ),
         basis="operators of one step, timed by backward pass",
         confidence="medium",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lightning_perf.records import Finding, HotLine, Prescription, Session
+from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_curve import probe_of, probed_loader_of
@@ -27,7 +27,7 @@ from lightning_perf.rules.remedies import remedy_for
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, HOST_LINE_MIN_STEP_S, WAIT_MIN_SHARE
-from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.user_lines import is_line_of, lines_of
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
 
@@ -67,7 +67,7 @@ def check(session: Session) -> Finding | None:
             fact("profiled by", function.basis),
         ),
         prescriptions=(
-            _prescription(what, function.kind == "python", _texts(session, line)),
+            _prescription(what, function.kind == "python", _texts(session, function, line)),
             items_in_memory(session),
         ),
         claims={"data_wait": probed.saved_s(of_batch)},
@@ -108,22 +108,26 @@ def _from_stack_samples(session: Session) -> Finding | None:
     return None
 
 
-def _texts(session: Session, line: HotLine | None) -> tuple[str, ...]:
-    """Return the costliest line, after the call that takes most of it where loading happens in the training process."""
+def _texts(session: Session, function: HotFunction, line: HotLine | None) -> tuple[str, ...]:
+    """Return the costliest line, after the call that takes most of it where loading happens in the training process.
+
+    Without a costliest line, return what the function's lines call.
+    """
+    lines = [time.line for time in lines_of(session, "data_wait")]
     if line is None:
-        return ()
-    lines, at = (time.line for time in lines_of(session, "data_wait")), site_of(line.file, line.line)
+        return tuple(one.call for one in lines if is_line_of(one, function))
+    at = site_of(line.file, line.line)
     return *(one.call for one in lines if site_of(one.file, one.line) == at), line.text
 
 
 def _prescription(what: str, is_python: bool, texts: Sequence[str]) -> Prescription:
     remedy = remedy_for(*texts)
     if remedy:
-        summary, code = f"speed up {what}: {remedy}", ""
+        summary, code = f"{remedy} ({what})", ""
     elif is_python:
         summary = f"vectorize {what}: operate on whole arrays instead of looping in Python"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:
         summary = f"speed up {what}: use a faster library or smaller inputs, run it on the device"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
-    return fix(summary, "hours", code=code)
+    return fix(summary, "minutes" if remedy else "hours", code=code)

@@ -1,5 +1,6 @@
 """PD502: logging takes too much of each step because it is done too often."""
 
+import re
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
@@ -15,8 +16,13 @@ from lightning_perf.rules.logging_cost import (
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, share_of, steady_of, step_counter
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
-from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_computing_what_is_logged
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.user_lines import (
+    collecting_s,
+    is_logging,
+    lines_computing_what_is_logged,
+    lines_of,
+)
+from lightning_perf.rules.wording import percent, statement_of
 
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
 PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
@@ -50,7 +56,8 @@ def check(session: Session) -> Finding | None:
     writing_share += share_of(time for time in collecting if time.hook == PER_ROW)
     others = [time for time in collecting if time.hook != PER_ROW]
     kept_share = share_of(time for time in others if time.hook)
-    interval = session.settings.trainer.log_every_n_steps
+    trainer = session.settings.trainer
+    interval = trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share, session)
     part = 1 - (interval or 1) / wanted  # fraction of the rows that the longer interval leaves out
     once = log_once(session)
@@ -58,7 +65,7 @@ def check(session: Session) -> Finding | None:
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
     off_bar = _OFF_BAR if _bar_metrics(session) else None
-    by_hand = once or _by_hand(session)
+    by_hand = once or _where_written(session) or _by_hand(session)
     how = _how(interval if once is None else None, share_of(others) > writing_share)
     saved_s = share * steady.span_s
     rows_part = min(1.0, writing_share / share)
@@ -114,6 +121,42 @@ _OFF_BAR = fix(
 )
 
 
+_EPOCH_MEAN = (
+    "\n# for the mean of an epoch: self.losses.append(loss.detach()) here, and in on_train_epoch_end\n"
+    '# self.log("train_loss", torch.stack(self.losses).mean()); self.losses.clear()'
+)
+_RECEIVER = re.compile(r"\b(self|pl_module)\.log(?:_dict)?\(")
+
+
+def _where_written(session: Session) -> Prescription | None:
+    """Recommend to log only in the steps whose values Lightning writes, in the user's own line; None if it is unknown.
+
+    These are the 50th step, the 100th, …: a value logged in another one would be written there, some steps late.
+    """
+    trainer = session.settings.trainer
+    lines = (time.line for time in lines_of(session) if time.phase != "validation" and is_logging(time.line))
+    line = next(lines, None)
+    receiver = _RECEIVER.search(line.code) if line is not None else None
+    is_each_step = session.run.stage == "fit" and step_counter(session) == "global_step"
+    if line is None or receiver is None or not is_each_step:
+        return None
+    if trainer.loggers and trainer.log_every_n_steps != LOG_EVERY_STEPS:
+        return None
+    step = "global_step" if line.entry == "on_train_batch_end" else "global_step + 1"
+    counted = f"{receiver[1]}.trainer.{step}"
+    counted = f"({counted})" if "+" in step else counted
+    return fix(
+        f"call self.log every {LOG_EVERY_STEPS} steps"
+        + (", when Lightning writes its values" if trainer.loggers else " instead of in every step"),
+        "minutes",
+        code=(
+            f"# {line.file}:{line.line}\n"
+            f"if {counted} % {LOG_EVERY_STEPS} == 0:\n"
+            f"    {statement_of(line.code)}" + (_EPOCH_MEAN if "on_epoch" in line.code else "")
+        ),
+    )
+
+
 def _by_hand(session: Session) -> Prescription:
     counter = step_counter(session)
     how, call = "call self.log every {} steps instead of in every step", 'self.log("train_loss", loss)'
@@ -125,9 +168,7 @@ def _by_hand(session: Session) -> Prescription:
         "minutes",
         code=(
             f"if self.{counter if counter == 'global_step' else f'trainer.{counter}'} % {LOG_EVERY_STEPS} == 0:\n"
-            f"    {call}\n"
-            "# for the mean of an epoch: self.losses.append(loss.detach()) here, and in on_train_epoch_end\n"
-            '# self.log("train_loss", torch.stack(self.losses).mean()); self.losses.clear()'
+            f"    {call}{_EPOCH_MEAN}"
         ),
     )
 

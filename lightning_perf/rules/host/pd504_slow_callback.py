@@ -4,6 +4,7 @@ import msgspec
 
 from lightning_perf.records import Finding, NamedTime, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding
+from lightning_perf.rules.logging_cost import log_every
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of, step_counter
@@ -11,6 +12,7 @@ from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MAN
 from lightning_perf.rules.wording import called, duration, percent
 
 _AT_THE_END = ("on_train_end", "on_fit_end", "teardown")  # of the run, once
+_AFTER_THE_STEP = ("on_train_batch_end", "lr_scheduler_step")  # of the optimizer, which increments the global step
 
 
 @rule("PD504", "slow-callback", needs_phase="callbacks", is_host_time=True, line_of=())
@@ -81,6 +83,9 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
             f"make {name} faster, or do its work in the dataset or collate_fn, where workers can do it meanwhile",
             "minutes",
         )
+    interval = session.settings.trainer.log_every_n_steps
+    if name.startswith("DeviceStatsMonitor.") and interval is not None and interval < LOG_EVERY_STEPS:
+        return log_every(LOG_EVERY_STEPS)  # Lightning's, which works in steps that write rows only
     if name == "Timer.on_train_batch_end":  # Lightning's, in which all ranks agree to go on after each batch
         return _timer_advice(session)
     if "checkpoint" in worst.hook:  # skipped, it would leave out of the checkpoint what loading needs
@@ -113,6 +118,10 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool, session: Session) -> s
     counter = step_counter(session) if is_per_batch else "global_step"
     counted = f"{counter} % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
-        return f"# in {name}\nif trainer.{counted} != 0:\n    return"
-    # Hooks of a module do not receive the Trainer, and some must return their input, so they cannot return early.
-    return f"# around the costly part of {name}\nif self.trainer.{counted} == 0:\n    ..."
+        return f"# in {name}, unless it must run each time\nif trainer.{counted} != 0:\n    return"
+    # Hooks of a module do not receive the Trainer, and some must return their input, so they cannot return early. What
+    # they log in other steps than those whose values Lightning writes (the 50th, the 100th, …) would be written late.
+    counted = f"self.trainer.{counted}"
+    if is_in_steps and worst.hook not in _AFTER_THE_STEP:
+        counted = f"(self.trainer.{counter} + 1) % {LOG_EVERY_STEPS}"
+    return f"# around the costly part of {name}\nif {counted} == 0:\n    ..."

@@ -7,7 +7,7 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of, step_counter
 from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_lines_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, statement_of
 
 
 @rule("PD509", "costly-metrics", is_host_time=True)
@@ -27,6 +27,7 @@ def check(session: Session) -> Finding | None:
     counter = f"self.trainer.{step_counter(session)}" if is_step else "batch_idx"
     if not session.run.has_trainer:
         counter = "step"
+    # Lightning writes the values of the 50th step, the 100th, …: in others, self.log would leave old ones for these.
     for time in found:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.high_s
     return timed_finding(
@@ -41,7 +42,7 @@ def check(session: Session) -> Finding | None:
                 f"call the metric every {METRIC_EVERY_STEPS} steps: it then covers one batch in {METRIC_EVERY_STEPS}",
                 "one line",
                 "semantics",
-                code=f"{code}if {counter} % {METRIC_EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
+                code=f"{code}if ({counter} + 1) % {METRIC_EVERY_STEPS} == 0:\n    {statement_of(worst.line.code)}",
             ),
             fix("call update() in the step and compute() once at the end of the epoch", "minutes"),
         ),

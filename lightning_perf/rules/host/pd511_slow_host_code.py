@@ -1,5 +1,7 @@
 """PD511: a line of user code takes a share of the step outside torch operators."""
 
+import builtins
+
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
@@ -31,6 +33,9 @@ from lightning_perf.rules.wording import duration, percent
 PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 
 
+_BUILT_IN = frozenset(dir(builtins))
+
+
 @rule("PD511", "slow-host-code", is_host_time=True)
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
@@ -50,12 +55,14 @@ def check(session: Session) -> Finding | None:
     part = f" {percent(inner.seconds / worst.seconds)} of it is {inner.where}{inner.doing}." if worst != inner else ""
     each_s, share = worst.seconds / steady.n_span_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
+    if worst.line.called_at and (worst.line.call in _BUILT_IN or worst.line.call.endswith("__")):
+        work = worst.line.function  # says more than min, or an iterator's __next__
     if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself
         work = f"what {work} does besides torch operators"
     remedy = remedy_for(inner.line.call, inner.line.code)
     if worst.phase == "data_wait":
         one_call = f"draw all indices of an epoch in one call instead of calling {work} for each"
-        summary = f"speed up {work}: {remedy}" if remedy else one_call
+        summary = f"{remedy} ({work})" if remedy else one_call
     else:
         summary = f"move {work} out of the step, or do it less often{f'; otherwise, {remedy}' if remedy else ''}"
     return timed_finding(
@@ -68,7 +75,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             summary,
             "minutes",
-            code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
+            code=f"# now, at {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,

@@ -120,7 +120,7 @@ def _without_fixed(fixed: FixedWeights) -> Prescription:
 
 
 def _without(data: Hyperparameters) -> Prescription:
-    call = f"the call at {data.site}" if data.site else "the hyperparameters"
+    call = f"save_hyperparameters() ({data.site})" if data.site else "the hyperparameters"
     return fix(
         f"leave {data.largest} out of {call}, and pass it when loading a checkpoint",
         "one line",

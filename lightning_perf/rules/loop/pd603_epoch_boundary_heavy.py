@@ -107,7 +107,8 @@ def _reloading(session: Session, steady: StageTimes, every: int | None) -> Findi
         steady,
         summary=(
             f"{percent(boundary_s / steady.span_s)} of training time is spent between epochs, most of it in {HOOK}, "
-            f"which creates the loader again {_often(every)}: {line.where}{line.doing}."
+            f"which creates the loader again {_often(every)}. {line.subject} spends "
+            f"{percent(line.seconds / steady.span_s)} of the time{line.doing}."
         ),
         evidence=evidence_of(line, steady),
         prescriptions=trainer_fix(

@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
     line = growing_line(session, phase) if not is_uniform else None
     place = f"; {place_of(line)} takes a growing part of it" if line is not None else ""
     grew = "all phases grew" if is_uniform else f"{phase.replace('_', ' ') or 'no phase'} grew most"
-    where = phase.replace("_", " ") or "the step"
+    where = place_of(line) if line is not None else phase.replace("_", " ") or "the step"
     finding = timed_finding(
         steady,
         summary=(
@@ -71,7 +71,7 @@ def check(session: Session) -> Finding | None:
             (
                 "check what else ran on the machine from then on, and whether batches grew"
                 if is_uniform or is_machine
-                else f"find what grows or starts at that step in {place_of(line) if line is not None else where}"
+                else f"find what grows or starts at step {after[0].first_step} in {where}"
             ),
             "hours",
         ),

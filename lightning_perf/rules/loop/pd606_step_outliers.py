@@ -1,11 +1,11 @@
 """PD606: single steps that take several times the median take a share of the time."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Outliers, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
+from lightning_perf.rules.signals import COMPUTE_PHASES, steady_of
+from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LINES_SHOWN, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place_of
 
@@ -23,7 +23,7 @@ def check(session: Session) -> Finding | None:
     queueing = _queueing_share(session)
     # Waiting for a core is caused by other programs. All of it is attributed to the slow steps.
     own = max(0.0, 1.0 - queueing / outliers.share)
-    cause, advice, common = _in_common(session, phase)
+    cause, advice, common = _in_common(session, phase, outliers)
     if own < OUTLIER_MIN_OWN_PART:
         cause = f" The training thread waited {percent(queueing)} of its time for a core."
         advice, common = "stop other programs on these cores, or use fewer threads than cores", 0.0
@@ -53,9 +53,13 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
+def _in_common(session: Session, phase: str, outliers: Outliers) -> tuple[str, str, float]:
     """Return the common cause of slow steps as a sentence, the advice, and the least share of their time it takes."""
-    unknown = "train longer, so that more slow steps are sampled"
+    worst = sorted(one.step for one in outliers.worst[:LINES_SHOWN])
+    these = f"{'step' if len(worst) == 1 else 'steps'} {', '.join(map(str, worst))}" if worst else "slow steps"
+    unknown = f"compare the batches of {these} with others: size, length, and what is computed only for them"
+    if phase not in COMPUTE_PHASES:
+        unknown = f"find what runs in {these} only"
     if phase == "data_wait":
         return "", "avoid samples that are much slower than the others, or prefetch more batches", 0.0
     if session.host_profile is None:

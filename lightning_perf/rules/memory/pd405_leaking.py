@@ -1,10 +1,13 @@
 """PD405: memory grows from step to step."""
 
+import re
+
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
 from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HELD_MIN_TENSORS, MIN_RECOMPILES
+from lightning_perf.rules.user_lines import is_metric, lines_of
 from lightning_perf.rules.wording import size_text, three_digits
 
 
@@ -32,7 +35,7 @@ def check(session: Session) -> Finding | None:
             fact("compilations meanwhile", n_compiles, "count", MIN_RECOMPILES) if n_compiles else None,
             *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
-        prescriptions=_prescription(suspects),
+        prescriptions=_of_metric(session, suspects) or _prescription(suspects),
         confidence="high" if suspects else "medium",
     )
 
@@ -73,3 +76,24 @@ def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
     else:
         summary, code = "find objects kept in every step: lists, caches, closures, and memory outside Python", ""
     return fix(summary, "minutes", code=code)
+
+
+def _of_metric(session: Session, suspects: tuple[Suspect, ...]) -> Prescription | None:
+    """Recommend to let Lightning reset a metric whose state grows; None if what grows is not known to be one's."""
+    path = suspects[0].name.split(".")[1:-1] if suspects else []
+    if not path:
+        return None
+    name = f"self.{'.'.join(path)}"
+    calls = re.compile(rf"\b{re.escape(name)}(?:\.update|\.forward)?\(")
+    lines = [time.line for time in lines_of(session) if is_metric(time.line) and calls.search(time.line.code)]
+    if not lines:
+        return None
+    return fix(
+        f"log the metric {name} itself, so that Lightning resets it after each epoch, or call its reset()",
+        "minutes",
+        code=(
+            f"# {lines[0].file}:{lines[0].line}\n"
+            f"{name}.update(predictions, targets)\n"
+            f'self.log("{path[-1]}", {name}, on_step=False, on_epoch=True)  # the metric, not its value'
+        ),
+    )

@@ -15,12 +15,16 @@ def check(session: Session) -> Finding | None:
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
         return None
     stopped = f" It stopped measuring {', '.join(overhead.backed_off)}." if overhead.backed_off else ""
+    probe, budget = session.loader_probe, duration(overhead.budget_us * 1e-6)
+    once = (
+        f" ({duration(probe.wall_s)} for the loader probe, once per run)" if probe is not None and probe.wall_s else ""
+    )
     return make_finding(
         severity="info",
         summary=(
-            f"PerfDoctor takes {overhead.per_step_us:.0f} µs per step; its budget is {overhead.budget_us:.0f} µs. "
-            f"Including {duration(overhead.reporting_s)} outside of steps, that is {percent(overhead.share)} of the "
-            f"run.{stopped}"
+            f"PerfDoctor takes {duration(overhead.per_step_us * 1e-6)} per step; its budget is {budget}. "
+            f"Including {duration(overhead.reporting_s)} outside of steps{once}, "
+            f"that is {percent(overhead.share)} of the run.{stopped}"
         ),
         evidence=(
             fact("overhead per step", overhead.per_step_us, "us", overhead.budget_us),
