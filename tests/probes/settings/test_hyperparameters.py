@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,20 +90,18 @@ ITSELF: list[Any] = []
 ITSELF += [ITSELF] * 150
 
 
-# Made in the test: a million lists that stay alive would slow the garbage collections of all tests.
 @pytest.mark.parametrize(
-    "make",
+    "data",
     [
-        lambda: ITSELF,
-        lambda: [[[0.5] * 50 for _ in range(300)] for _ in range(300)],
-        lambda: [[list(range(9)) for _ in range(1500)] for _ in range(600)],
-        lambda: [{Key(): 1} for _ in range(60_000)],
-        lambda: ROWS[:300] * 200,  # each row is saved once
-        lambda: ["x" * 2**17 for _ in range(1000)],
+        ITSELF,
+        [[[0.5] * 50 for _ in range(300)] for _ in range(300)],
+        [[list(range(9)) for _ in range(1500)] for _ in range(600)],
+        [{Key(): 1} for _ in range(60_000)],
+        ROWS[:300] * 200,  # each row is saved once
+        ["x" * 2**17 for _ in range(1000)],
     ],
 )
-def test_lists_that_cannot_be_estimated_end_the_search_soon(make: Callable[[], Any]) -> None:
-    data = make()
+def test_lists_that_cannot_be_estimated_end_the_search_soon(data: Any) -> None:
     lists = hyperparameters._Lists()
     n_bytes = lists.of(data).n_bytes
     assert n_bytes == 0 or isinstance(data[0][0], list)
