@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,6 +34,7 @@ from lightning_perf.reports import console, tensorboard
 from lightning_perf.rules import engine
 from lightning_perf.seams import timed
 from tests.fakes import FakeClock, FakeDevice, FakeEvent
+from tests.fuzzing import thinned
 
 from .conftest import Make, assert_nothing_left
 from .models import N_FEATURES, Manual, Tiny
@@ -305,21 +307,46 @@ def test_saved_tensors_are_not_observed_after_memory_fails_within_a_step(
     assert max(seen) == step < trainer.global_step - 1
 
 
-@pytest.mark.parametrize("code", [rule.code for rule in engine.all_rules()])
-def test_other_rules_answer_when_one_rule_raises(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
-    import msgspec
+CODES = [rule.code for rule in engine.all_rules()]
+_measured: list[Session] = []
 
-    rules = tuple(
-        msgspec.structs.replace(rule, check=raises) if rule.code == code else rule for rule in engine.all_rules()
-    )
-    monkeypatch.setattr(engine, "all_rules", lambda: rules)
+
+def diagnosed(make_trainer: Make) -> Session:
+    """Return the session of a training."""
     doctor = PerfDoctor(schedule=None, reports=["json"])
     make_trainer(doctor).fit(Tiny(), DataLoader(Augmented(), batch_size=2))
     assert doctor.session is not None
-    by_code = {o.code: o for o in doctor.session.outcomes}
-    assert len(by_code) == len(rules)
+    return doctor.session
+
+
+def plant_in_rule(patch: pytest.MonkeyPatch, code: str) -> None:
+    rules = tuple(
+        msgspec.structs.replace(rule, check=raises) if rule.code == code else rule for rule in engine.all_rules()
+    )
+    patch.setattr(engine, "all_rules", lambda: rules)
+
+
+def assert_only_one_failed(session: Session, code: str) -> None:
+    by_code = {o.code: o for o in session.outcomes}
+    assert list(by_code) == CODES
     assert by_code[code].status == "failed"
     assert "Planted" in by_code[code].reason
     assert sum(o.status == "failed" for o in by_code.values()) == 1
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_other_rules_answer_when_one_rule_raises(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    if not _measured:  # rules only read the session: one serves them all
+        _measured.append(diagnosed(make_trainer))
+    plant_in_rule(monkeypatch, code)
+    assert_only_one_failed(engine.diagnose(_measured[0]), code)
+
+
+@pytest.mark.parametrize("code", thinned(CODES[:1], CODES[1:]))
+def test_training_is_diagnosed_by_the_other_rules_when_one_rule_raises(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    plant_in_rule(monkeypatch, code)
+    assert_only_one_failed(diagnosed(make_trainer), code)
