@@ -239,7 +239,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
 
 CheaperKind: TypeAlias = Literal[
     "transform", "convolution", "interpolation", "sort", "penalty", "order", "diagonal", "rows", "function", "max_norm",
-    "factor", "kernel", "scatter",
+    "factor", "kernel", "scatter", "packed",
 ]  # fmt: skip
 
 
@@ -255,15 +255,17 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
             of which only the diagonal is read; ``"rows"``: a layer of whose rows few are read; ``"function"``: several
             operators that one function of torch replaces; ``"max_norm"``: an embedding that limits the norm of rows;
             ``"factor"``: the decomposition of a matrix of which a factor is known; ``"kernel"``: convolutions whose
-            kernels are outer products; ``"scatter"``: rows that are added by an index for each element.
-        shape: Shape of the tensor that takes the most time.
+            kernels are outer products; ``"scatter"``: rows that are added by an index for each element;
+            ``"packed"``: recurrent layers over packed sequences.
+        shape: Shape of the tensor that takes the most time; of a padded batch, sequences and steps.
         size: Length of the transform, the kernel, or the diagonal, channels that are interpolated, elements in each
             sorted row, multiplications of three matrices, rows of a layer, of an embedding that are looked up, or to
-            which others are added, or columns of a factor; else 0.
+            which others are added, columns of a factor, or steps of all sequences; else 0.
         better: A better length of the transform, channels behind the convolution, the elements of each sorted row
             that are read, the multiplications in the other order, the rows of a layer that are read, or 1 for a factor
             of few columns to whose product a diagonal is added; else 0.
-        function: What replaces the operators, as in code, if ``"function"`` or ``"scatter"``; else empty.
+        function: What replaces the operators, as in code, if ``"function"`` or ``"scatter"``; the recurrent layer, e.g.
+            ``"nn.LSTM"``, if ``"packed"``; else empty.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step; 0 if operators were not timed.
         site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.

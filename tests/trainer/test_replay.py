@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,11 @@ import torch
 from lightning.pytorch import LightningModule, seed_everything
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor, load, run, run_reports
+from lightning_perf.probes.model import flops
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.records import Session
 from lightning_perf.run import DoctorRun
@@ -235,3 +238,59 @@ def test_all_rows_are_needed_when_callbacks_get_them(make_trainer: Make, returns
     assert doctor.session is not None
     assert doctor.session.model_profile is not None
     assert (doctor.session.model_profile.cheaper is None) == returns_scores
+
+
+class Packs(LightningModule):
+    """Runs an LSTM over packed sequences; with ``keeps_state``, its state is the first one of the next batch."""
+
+    def __init__(self, keeps_state: bool, **more: Any) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8, batch_first=True, num_layers=2, dropout=0.2, **more)
+        self.keeps_state, self.state = keeps_state, None
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        lengths = 1 + torch.arange(len(batch[0])) % 6
+        packed = pack_padded_sequence(batch[0], lengths, batch_first=True, enforce_sorted=False)
+        _, state = self.lstm(packed, self.state)
+        if self.keeps_state:
+            self.state = tuple(each.detach() for each in state)
+        loss = state[0][-1].square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keeps_state", "more", "is_found"),
+    [(False, {}, True), (True, {}, False), (False, {"bidirectional": True}, False)],
+)
+def test_packed_sequences_are_found_when_a_padded_batch_gives_what_is_read(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, keeps_state: bool, more: dict[str, Any], is_found: bool
+) -> None:
+    monkeypatch.setattr(flops, "MAX_COST_S", math.inf)  # on a busy machine, too
+    data = TensorDataset(torch.randn(60, 6, 4))
+    fits: list[Packs] = []
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD335",))
+    for callbacks in ([], [doctor]):
+        seed_everything(3, verbose=False)
+        fits.append(Packs(keeps_state, **more))
+        make_trainer(*callbacks).fit(fits[-1], DataLoader(data, 4))
+    plain, watched = fits
+    assert watched.losses == plain.losses
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    session = doctor.session
+    assert session is not None
+    assert not session.probes_off
+    assert session.model_profile is not None, session.missing
+    found = session.model_profile.cheaper
+    assert (found is not None) == is_found
+    if found is not None:
+        assert (found.kind, found.function, found.shape, found.size, found.better) == (
+            "packed", "nn.LSTM", (4, 6), 24, 1 + 2 + 3 + 4,
+        )  # fmt: skip
+        assert found.site.startswith("test_replay.py:")
+        assert session.replay is not None
+        assert [result.treatment for result in session.replay.results] == ["cheaper"]

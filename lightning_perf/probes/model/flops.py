@@ -102,6 +102,8 @@ class ArithmeticCounter(StepTracer):
         self._mode = _Mode(self)
         self.is_entered = False
         self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
+        if log is not None:
+            log.packed.watch(module)
         self._thread = threading.get_ident()
         self._undos = Undos()
         self._sequences: list[int] = []
@@ -153,6 +155,8 @@ class ArithmeticCounter(StepTracer):
                 self.results.resume()
                 patch_reads(self._reading, self._undos)
             self._watch.install()
+            if self.log is not None:
+                self.log.packed.install()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - recorded: it was not counted
@@ -162,6 +166,8 @@ class ArithmeticCounter(StepTracer):
 
     def __exit__(self, *exception: object) -> None:
         self._watch.remove()
+        if self.log is not None:
+            self.log.packed.remove()
         self._undos.close()
         if not self.is_entered:
             return

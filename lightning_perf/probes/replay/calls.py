@@ -16,6 +16,7 @@ from lightning_perf.probes.model.operators import rounded_fraction
 from lightning_perf.probes.model.tokens import padded_length
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_site
+from lightning_perf.probes.sampled_steps.packed_layers import PackedLayers
 from lightning_perf.probes.sampled_steps.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.sampled_steps.structures import Structure, structure_of
 from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_from_indices, zeros_in
@@ -212,6 +213,7 @@ class CallLog:
         self.sort_reads = SortReads()
         self.product_reads = ProductReads()
         self.row_reads = RowReads()
+        self.packed = PackedLayers()
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
@@ -247,6 +249,7 @@ class CallLog:
         has_grad = torch.is_grad_enabled()
         inputs = [] if is_view else [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         self.sort_reads.see(inputs)
+        self.packed.add(node, name, inputs or args, is_view, out, ns)
         if node is not None:  # with gradients, it is computed again, or is part of a graph of higher order
             known = self._by_node.get(node._sequence_nr()) if not has_grad else None
             self.backward.add(known[0] if known is not None else None, ns)

@@ -12,6 +12,7 @@ from lightning_perf.records import CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
 from .functions import Bound, Cheaper, Work, costliest, function_of, map_specs, readers_of
+from .packed import packed_layers, with_weights
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
 from .structured import factorized_again, scattered_rows, separable_kernels
@@ -56,7 +57,7 @@ def cheaper_operator(log: CallLog) -> CheaperOperator | None:
 
 def cheaper(log: CallLog) -> list[Work]:
     """Return the operators of ``cheaper_operator``, and those in their place."""
-    return [one.work for one in _costliest(log)]
+    return [with_weights(one.work) if one.kind == "packed" else one.work for one in _costliest(log)]
 
 
 def _costliest(log: CallLog) -> list[Cheaper]:
@@ -276,4 +277,5 @@ def _is_logged(log: CallLog, index: int) -> bool:
 _FINDERS = (
     _transforms, _convolutions, _enlarged, _sorts, _penalties, in_other_order, read_along_diagonal, with_fewer_rows,
     written_out, _norms_of_rows, factorized_again, separable_kernels, scattered_rows,
+    packed_layers,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.wording import number_of
+from lightning_perf.rules.wording import number_of, percent
 
 _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "transform": (
@@ -85,6 +85,15 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
         "# of a mean: degree = torch.bincount(index, minlength=len(y)).clamp(min=1)[:, None]; or, with include_self,\n"
         "# degree = 1 + torch.bincount(index, minlength=len(y))[:, None]",
     ),
+    "packed": (
+        "give the layer the padded batch, and take each sequence's state at its length",
+        "over the padded batch, it runs",
+        "states, _ = self.lstm(x)  # x and lengths as given to pack_padded_sequence, with batch_first=True\n"
+        "last = states[torch.arange(len(lengths)), lengths - 1]  # instead of hidden[-1]\n"
+        "# instead of pad_packed_sequence, whose padding is 0:\n"
+        "padding = torch.arange(states.shape[1], device=x.device) >= lengths.to(x.device)[:, None]\n"
+        "states = states.masked_fill(padding[..., None], 0.0)",
+    ),
 }
 """Kind → what to do, the beginning of the sentence on the measured speedup, and code."""
 
@@ -115,6 +124,7 @@ def check(session: Session) -> Diagnosis | None:
         replayed_as="cheaper",
         at_stake=min(1.0, share),
         other_phases=(),
+        unmeasured=None if found.kind == "packed" else "low",  # with much padding, packing is faster
     )
 
 
@@ -146,4 +156,7 @@ def _symptom(found: CheaperOperator) -> str:
         return f"convolves with kernels of {shape} that are outer products"
     if found.kind == "scatter":
         return f"adds rows of {shape} to {found.size:,} rows with an index for each element"
+    if found.kind == "packed":
+        padding = percent(1 - found.better / found.size)
+        return f"runs {found.function} over packed sequences, which have {padding} padding as a batch of {shape} steps"
     return "adds the squares of parameters to the loss"
