@@ -1,6 +1,6 @@
 """Trains an LSTM that predicts deterioration from hourly vital signs; it packs sequences of almost the same length.
 ---
-expect: PD000
+expect: PD335
 fix:
   ? |-
     packed = pack_padded_sequence(vitals, hours, batch_first=True, enforce_sorted=False)
