@@ -1,9 +1,9 @@
 """Sample the training thread's stack from another thread, in short bursts.
 
 While the sampler waits for its next sample, and in the last 10 ms before a burst, it lowers the interpreter's switch
-interval to 0.1 ms: with the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in operators
-and sleeps. benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile function, which
-is as accurate but lengthens steps by 20 to 45 %.
+interval to 0.1 ms: with the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in
+operators and sleeps. benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile
+function, which is as accurate but lengthens steps by 20 to 45 %.
 
 A sample is weighted by the mean pause plus its delay within the burst: the time of a C call that holds the lock is thus
 charged to the line that called it. Bursts begin at planned moments, not where the sampler gets the lock: else, most
