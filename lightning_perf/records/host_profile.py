@@ -46,7 +46,7 @@ class InnerLine(HostLine, frozen=True, kw_only=True):
     """A line with one around it.
 
     Attributes:
-        within: The outermost line on the stack of this one that runs mostly the user's code and libraries, not torch
+        within: The outermost line on the stack of this one that adds the user's code and libraries, hardly any torch
             operators, and takes at least 1.5 times as long; None without such a line, and in older sessions.
     """
 

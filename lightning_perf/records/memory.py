@@ -286,7 +286,7 @@ class Memory(Record, frozen=True, kw_only=True):
     """Memory of the run. Peaks are read, never reset: a user's own tracking stays as it was.
 
     Attributes:
-        devices: One entry per device in use; empty on a CPU run, and if an earlier run of the process hides the peak.
+        devices: One entry per device in use; empty on a CPU run, and if more was allocated before the run.
         host_rss_bytes: Resident memory of this process, last reading.
         host_peak_rss_bytes: Its peak, as the kernel reports it; None if it does not.
         host: Memory of the host in detail; None if it was not read.

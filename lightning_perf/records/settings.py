@@ -236,7 +236,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
         added_hooks: None if no module gets a hook in most steps or epochs, or before the second count.
         fixed_weights: None if all large weights changed, or before the end of fit.
-        clips_gradients: Whether a method of the module calls ``clip_gradients``.
+        clips_gradients: Whether a method of the module calls ``clip_gradients``; None in older sessions and histories.
     """
 
     class_name: str
@@ -256,7 +256,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters | None = None
     added_hooks: AddedHooks | None = None
     fixed_weights: FixedWeights | None = None
-    clips_gradients: bool = False
+    clips_gradients: bool | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):
@@ -282,7 +282,7 @@ class Settings(Record, frozen=True, kw_only=True):
     @property
     def is_clipping(self) -> bool:
         """Whether Lightning clips gradients, or the module calls it to do so."""
-        return bool(self.trainer.gradient_clip_val) or (self.model is not None and self.model.clips_gradients)
+        return bool(self.trainer.gradient_clip_val or (self.model is not None and self.model.clips_gradients))
 
     @property
     def clips_fused(self) -> bool:

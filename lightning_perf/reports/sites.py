@@ -6,8 +6,8 @@ from lightning_perf.records import Finding
 
 from . import wording
 
-_SITE = re.compile(r"[^\s():]*[^\s():\d]:\d+\b")
-"""A file and a line as the rules write them: ``train.py:31``."""
+_SITE = re.compile(r"[^\s():]*(?:\.\w*[^\W\d]|>):\d+\b")
+"""A file and a line as the rules write them: ``train.py:31``, not a device such as ``cuda:0``."""
 _CLAUSE = re.compile(r"(?<!\be\.g)\. |[;:] ")
 _SAME_START = 20
 """A part of a summary that begins with as many characters of the headline repeats it."""

@@ -245,13 +245,13 @@ def probed_loader_of(session: Session) -> ProbedLoader:
         loader=loader,
         stage=stage,
         share=share,
-        wait_s=wait_s * (1 - _sampling_part(session, stage)),
+        wait_s=wait_s * (1 - sampling_part(session, stage)),
         plan=plan_workers(session, loader, stage, share),
         is_predicted=session.steady is None,
     )
 
 
-def _sampling_part(session: Session, stage: StageTimes) -> float:
+def sampling_part(session: Session, stage: StageTimes) -> float:
     """Return the part of the host's data wait in lines of samplers, which the dataset does not cause."""
     host_s = phase_s(stage, "data_wait")
     return min(1.0, sum(line.seconds for line in sampler_lines(session)) / host_s) if host_s > 0 else 0.0

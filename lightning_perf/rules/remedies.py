@@ -32,7 +32,7 @@ _REMEDIES = (
     (r"\b(np|numpy)\.(vectorize|apply_along_axis)", "operate on whole arrays: it calls the function for each element"),
     (
         r"(?i:\b(sqlite3\.\w+|cur|cursor|conn?|connection|db)\.execute(many)?\b|\.execute\(.*(sql|query|select))",
-        "index the columns that the query looks up, or read the table once into arrays",
+        "for reads, index the columns that the query looks up, or read the table once; for writes, use one transaction",
     ),
     (r"\.iloc\[|\.loc\[|\.iterrows\(|\.itertuples\(", "convert the table's columns to arrays once, and index those"),
     (r"\bread_(csv|json|excel)" + _CALL, "read the table once and keep it, or store it as Parquet"),

@@ -2,8 +2,9 @@
 
 import os
 import re
-from inspect import getattr_static
+from inspect import getattr_static, unwrap
 from itertools import takewhile
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 _LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.", "lightning.fabric.loggers.",
@@ -57,8 +58,14 @@ def calls_clip_gradients(module: Any) -> bool:
     """Return whether a method of the user's calls ``clip_gradients``, as manual optimization does."""
     base = base_class(type(module), ("LightningModule",))
     classes = takewhile(lambda each: each is not base, type(module).__mro__)
-    codes = [getattr(member, "__code__", None) for each in classes for member in vars(each).values()]
-    return any(code is not None and "clip_gradients" in code.co_names for code in codes)
+    functions = (unwrap(each) for one in classes for each in vars(one).values() if isinstance(each, FunctionType))
+    return any(_has_name(getattr(function, "__code__", None), "clip_gradients") for function in functions)
+
+
+def _has_name(code: Any, name: str) -> bool:
+    """Return whether code, or a function defined in it, uses a name."""
+    is_code = isinstance(code, CodeType)
+    return is_code and (name in code.co_names or any(_has_name(each, name) for each in code.co_consts))
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:

@@ -37,6 +37,7 @@ def with_first(session: Session, first: Finding) -> Session:
         ("train.py:31 and again train.py:31: rows = read(12:30)", ["train.py:31"]),
         ("a step (data/cells.py:7) of 3:2 batches at 12:30", ["data/cells.py:7"]),
         ("the cell <ipython-input-3>:5", ["<ipython-input-3>:5"]),
+        ("Allocated memory on cuda:0 grows, and Model.losses (model.py:8) grows with it", ["model.py:8"]),
         ("60 % of training time is validation", []),
     ],
 )

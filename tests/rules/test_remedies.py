@@ -31,7 +31,10 @@ from lightning_perf.rules.remedies import remedy_for
         (["picked = rng.permutation(len(self))[:64]"], "draw only what is needed"),
         (["picked = torch.randperm(n)[: self.k]"], "torch.randint"),
         (["rows = self.db.execute(QUERY, (user,)).fetchall()"], "index the columns that the query looks up"),
-        (["sqlite3.Cursor.execute"], "index the columns"),
+        (
+            ["sqlite3.Cursor.execute", 'self.db.execute("INSERT INTO seen VALUES (?)", row)'],
+            "for writes, use one transaction",
+        ),
         (["x = np.loadtxt(path)"], ".npy"),
         (["self.all = np.append(self.all, x)"], "collect parts in a list"),
         (["y = np.apply_along_axis(scale, 1, x)"], "operate on whole arrays"),

@@ -21,7 +21,7 @@ MAX_STACKS = 4096
 _MAX_LINES, _MAX_OUTER_LINES = 8, 4
 _MIN_LINE_SHARE = 0.01
 _DESCENT_SHARE = 0.5  # report the called function's lines if one holds most of a line's time
-_HOST_PART = 0.2
+_HOST_PART = 0.2  # most of a line that is training, and most operators in what a line around host code adds
 _MUCH_LONGER = 1.5  # a line around a line is reported with it if it takes so much longer
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 _LATE_NS = 200_000
@@ -124,12 +124,17 @@ class Line:
             yield from child.costly(least_ns)
 
     def within(self) -> "Line | None":
-        """Return the outermost line around this one that is host code, too, and takes much longer, if there is one."""
-        found, line = None, self.parent
-        while line is not None and line.operator_ns <= line.ns / 2:
-            if line.host_ns >= _MUCH_LONGER * self.host_ns:
-                found = line
-            line = line.parent
+        """Return the outermost line around this one that adds host code and takes much longer, if there is one.
+
+        A line that also adds operators calls the training, too, as one that calls a step shared by several hooks.
+        """
+        found, line = None, self
+        while (outer := line.parent) is not None:
+            if outer.operator_ns - line.operator_ns > _HOST_PART * (outer.ns - line.ns):
+                break
+            if outer.host_ns >= _MUCH_LONGER * self.host_ns:
+                found = outer
+            line = outer
         return found
 
     def record(self, total_ns: float, timed: tuple[float, float] | None = None) -> HostLine:
@@ -220,7 +225,7 @@ class ProfileBuilder:
         lines = sorted(found.values(), key=lambda line: -line.ns)[:_MAX_LINES]
         outer = sorted(roots.values(), key=lambda line: -line.ns)[:_MAX_OUTER_LINES]
         phase_s = steady.phases[name].total_s if steady is not None and name in steady.phases else None
-        timed = None if steady is None or phase_s is None else (phase_s / steady.n_steps, phase_s / steady.span_s)
+        timed = None if steady is None or phase_s is None else (phase_s / steady.n_span_steps, phase_s / steady.span_s)
         return HostPhase(
             n_samples=samples.n,
             n_effective=samples.ns**2 / samples.squares,

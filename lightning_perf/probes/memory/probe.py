@@ -295,7 +295,7 @@ class MemoryProbe(Probe):
         n_retries = _count_since(before.n_retries, reading.n_retries)
         n_ooms = _count_since(before.n_ooms, reading.n_ooms)
         if reading.peak_allocated == before.peak_allocated > before.allocated and not (n_retries or n_ooms):
-            self.missing["memory.devices"] = "an earlier run of this process took more memory, which hides the peak"
+            self.missing["memory.devices"] = "more memory was allocated before this run, which hides its peak"
             return None
         self.missing.pop("memory.devices", None)
         return DeviceMemory(

@@ -138,11 +138,11 @@ def _tables_of(session: Session) -> _Tables | None:
 
 
 def _named(profile: ModelProfile) -> str:
-    """Return the largest tables, ``" of item, user"``, if half as large as the largest; empty if none is listed."""
+    """Return the largest tables, ``" of item and user"``, if half as large as the largest; empty if none is listed."""
     tables = sorted((one for one in profile.modules if one.class_name in _TABLES), key=lambda one: -one.n_parameters)
     large = [one.path for one in tables if 2 * one.n_parameters >= tables[0].n_parameters]
-    more = ["others"] if len(large) > _MAX_NAMED else []
-    return f" of {' and '.join([', '.join(large[:_MAX_NAMED]), *more])}" if large else ""
+    named = [*large[:_MAX_NAMED], "others"] if len(large) > _MAX_NAMED else large
+    return f" of {' and '.join([', '.join(named[:-1]), named[-1]] if len(named) > 1 else named)}" if large else ""
 
 
 def _part_of(operators: Sequence[OperatorProfile], some: Sequence[OperatorProfile]) -> float:

@@ -2,11 +2,11 @@
 
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
-from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by
+from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, sampling_part, saved_by
 from lightning_perf.rules.loader_signals import is_bursty, is_transport_costly, is_waiting, lost_to_workers_s
 from lightning_perf.rules.machine_signals import compute_claims, wait_share
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
 from lightning_perf.rules.worker_starts import in_process_of, least_start_s, worker_start_s
@@ -35,7 +35,8 @@ def check(session: Session) -> Finding | None:
     from_start_s = min(saved_s, restart_s)
     waited_s = saved_s - from_start_s if probed is None else steady.n_span_steps * probed[1]
     # In the training process, a batch may take twice as long as where nothing else runs.
-    least_waited_s = phase_s(steady, "data_wait") - 2 * steady.n_span_steps * in_process_s
+    for_batches_s = wait_share(steady) * steady.span_s * (1 - sampling_part(session, steady))
+    least_waited_s = for_batches_s - 2 * steady.n_span_steps * in_process_s
     low_s = max(0.0, least_waited_s, 0.0 if probed is None else steady.n_span_steps * probed[0])
     low_s += least_start_s(session, steady)
     return _finding(
@@ -101,7 +102,7 @@ def _finding(
         method=method,
         basis="the probed step without workers"
         if method == "probed"
-        else "the extra time per batch with workers, at most with that in which the training queues for their cores",
+        else "the extra time per batch with workers; at most also the time in which the training queues for cores",
         confidence="medium",
     )
 

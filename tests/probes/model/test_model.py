@@ -526,5 +526,16 @@ def test_module_that_clips_gradients_itself_is_recognized() -> None:
     class Derived(Clipping):
         def validation_step(self, batch: Any) -> None: ...
 
-    assert [read_model(each()).clips_gradients for each in (Plain, Clipping, Derived)] == [False, True, True]
+    class Decorated(Plain):
+        ops = torch.ops  # which has every attribute
+
+        @torch.autocast("cpu")
+        def training_step(self, batch: Any) -> None:
+            def closure() -> None:
+                self.clip_gradients(self.optimizers(), gradient_clip_val=1.0)
+
+            self.optimizers().step(closure)
+
+    modules = (Plain, Clipping, Derived, Decorated)
+    assert [read_model(each()).clips_gradients for each in modules] == [False, True, True, True]
     assert not read_model(nn.Linear(2, 2)).clips_gradients
