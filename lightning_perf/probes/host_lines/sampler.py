@@ -1,18 +1,15 @@
 """Sample the training thread's stack from another thread, in short bursts.
 
-While the sampler waits for its next sample, and in the last 10 ms before a burst, it lowers the interpreter's switch
-interval to 0.1 ms: with the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in
-operators and sleeps. benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile
-function, which is as accurate but lengthens steps by 20 to 45 %.
+While the sampler waits for its next sample within a burst, it lowers the interpreter's switch interval to 0.1 ms: with
+the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in operators and sleeps.
+benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile function, which is as
+accurate but lengthens steps by 20 to 45 %.
 
-A sample is weighted by the mean pause plus its delay within the burst: the time of a C call that holds the lock is thus
-charged to the line that called it. Bursts begin at planned moments, not where the sampler gets the lock: else, most
-would begin right after such calls, and too few samples would be of the calls. Bursts that were planned within a longer
-delay count for the same line.
+A sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
+line that called it.
 """
 
 import functools
-import math
 import os
 import random
 import sys
@@ -36,19 +33,15 @@ MAX_SHARE = 0.005
 """Share of the run's time that sampling may cost."""
 
 PAUSE_S = 2e-3
-BURST_S = 5e-3
-"""Short, so that few samples, too, are spread over the run: of 100 samples in bursts of 50 ms, a phase of 0.35 s that
-takes half of the time got 30 to 80, in bursts of 5 ms 45 to 57 (simulated, one standard deviation)."""
+BURST_S = 0.05
 SWITCH_S = 1e-4
 
 _ENOUGH_SAMPLES = 4000  # a share of 5 % is then known to within 0.7 points
 _LATER_SHARE = 5e-4  # limit of the cost once there are so many
 _LOCK_EXCHANGE_NS = 15_000  # per sample, to take the interpreter lock and return it; not in the sampler's CPU time
 _WARMUP_STEPS = 3
-_REST_S = 0.02  # mean of the shortest time between bursts
-_AHEAD_S = 0.01  # to wake before a burst: the lock takes up to the usual switch interval (5 ms) where Python code runs
-_SHORTEST_S = 1e-4
-_MAX_BURSTS_OUTSIDE = 20
+_REST_S = 0.02  # least time between bursts
+_MAX_BURSTS_OUTSIDE = 2
 
 _lowered: list[float] = []
 """The usual switch interval while it is lowered; a process forked meanwhile restores it."""
@@ -87,8 +80,7 @@ class LineSampler(Probe):
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # leaves all other random streams unchanged
         self._background = BackgroundThread("lightning-perf host lines", self.burst)
-        self._start_ns = self._planned_ns = now_ns()
-        self._spacing_ns = int((BURST_S + _REST_S) * 1e9)  # of the planned moment and the next one
+        self._start_ns = now_ns()
         self._n_bursts_outside = 0
 
     def start(self) -> None:
@@ -96,43 +88,36 @@ class LineSampler(Probe):
             self.missing["host_profile"] = reason
             return
         _register_fork()
-        self._background.start(self._rest_s())
+        self._background.start(_REST_S)
 
     def close(self) -> None:
         self._background.close()
 
     def burst(self) -> float:
-        """Sample for ``BURST_S`` from the planned moment; return the seconds to wait before the next call."""
-        cpu_ns, due_ns = time.thread_time_ns(), self._planned_ns
-        end_ns = due_ns + int(BURST_S * 1e9)
+        """Sample for ``BURST_S``; return the seconds to wait before the next burst."""
+        begin_ns, cpu_ns = self._now_ns(), time.thread_time_ns()
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
         self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
-        while not self._background.stopping.is_set() and (not n_taken or self._now_ns() < end_ns):
+        while not self._background.stopping.is_set() and self._now_ns() - begin_ns < BURST_S * 1e9:
             if not self._is_undisturbed():
                 break
-            is_inside = self._sample(due_ns, end_ns)
-            due_ns = self._now_ns() + int(PAUSE_S * 1e9 * (0.2 + 1.6 * self._draw()))
+            is_inside = self._sample()
             if is_inside is None:
                 self._background.stopping.set()  # the training thread has ended
                 break
             n_taken += 1
             n_outside += not is_inside
         self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _LOCK_EXCHANGE_NS
-        if n_taken:
-            self._n_bursts_outside = self._n_bursts_outside + 1 if n_outside == n_taken else 0
+        self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
             self._background.stopping.set()  # the run ended without a call to stop
         return self._rest_s()
 
     def _rest_s(self) -> float:
-        """Plan the next burst, whatever runs until then; return the seconds to wait before the call that samples it."""
         share = MAX_SHARE if self._n < _ENOUGH_SAMPLES else _LATER_SHARE
         due_s = self.cost_ns / 1e9 / share - (self._now_ns() - self._start_ns) / 1e9
-        late_ns = self._now_ns() - self._planned_ns
-        self._planned_ns += self._spacing_ns * max(1, math.ceil(late_ns / self._spacing_ns))
-        self._spacing_ns = int(1e9 * (BURST_S + max(_REST_S, due_s) * (0.5 + self._draw())))
-        return max(_SHORTEST_S, (self._planned_ns - self._now_ns()) / 1e9 - _AHEAD_S)
+        return max(_REST_S, due_s) * (0.5 + self._draw())
 
     def _is_undisturbed(self) -> bool:
         """Return whether the training runs as without PerfDoctor: no sampled step, window or report."""
@@ -142,19 +127,12 @@ class LineSampler(Probe):
         is_ours = is_sampled or loop.is_profiling or timeline.current.phase == OWN
         return main.n_steps >= _WARMUP_STEPS and not is_ours and not timeline.is_frozen
 
-    def _sample(self, due_ns: int, end_ns: int) -> bool | None:
-        """Take a sample when it is due, in a burst up to ``end_ns``.
-
-        Returns:
-            Whether the run is still going on; None if its thread has ended.
-        """
-        gc_before_ns, wait_ns = self._paused_ns(), due_ns - self._now_ns()
-        if wait_ns > 0:
-            _wait(self._sleep, wait_ns / 1e9)
-        late_ns = max(0.0, self._now_ns() - due_ns)
-        counted_ns = min(late_ns, max(0, end_ns - due_ns))
-        n_missed = max(0, (self._now_ns() - self._planned_ns) // self._spacing_ns)
-        counted_ns += n_missed * (BURST_S + PAUSE_S) * 1e9
+    def _sample(self) -> bool | None:
+        """Take a sample; return whether the run is still going on, None if its thread has ended."""
+        pause_s = PAUSE_S * (0.2 + 1.6 * self._draw())
+        gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
+        _wait(self._sleep, pause_s)
+        late_ns = max(0.0, self._now_ns() - asked_ns - pause_s * 1e9)
         frames = frames_of(self._watched, self._frames)
         if not frames:
             return None
@@ -165,12 +143,12 @@ class LineSampler(Probe):
             return True
         loop = self._loop
         name = loop.current_phase()
-        gc_ns = min(counted_ns, self._paused_ns() - gc_before_ns)
+        gc_ns = min(late_ns, self._paused_ns() - gc_before_ns)
         step = loop.main.n_steps
         with self._lock:
             for phases in (self._phases, self._slow) if self._is_in_slow_step(name, late_ns) else (self._phases,):
                 phase = phases.setdefault(name, PhaseSamples())
-                phase.add(stack, PAUSE_S * 1e9 + counted_ns - gc_ns, gc_ns, late_ns, step)
+                phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns, step)
             self._n += 1
             self._steps = (step if self._steps is None else self._steps[0], step)
         return True

@@ -408,9 +408,7 @@ def test_line_comes_with_the_one_around_it_that_takes_much_longer():
     assert around((first[0], 40, 20), (second[0], 10, 5), rest)[5] is None  # 50 ms are not 1.5 times as long as 40
     others = [(((training_step, 10), (helper, 7)), 56, 28)]
     assert around(first, (second[0], 25, 12), operators=others)[5] is None  # line 10 runs mostly operators
-    model = [
-        (((training_step, 10), (training_step, 3)), 20, 10)
-    ]  # line 10 calls a shared step, of which line 4 is all else
+    model = [(((training_step, 10), (training_step, 3)), 20, 10)]  # line 10 is a shared step, line 4 all else in it
     augmented = tuple((((training_step, 10), (training_step, 4), *path[0][1:]), *path[1:]) for path in (first, second))
     assert around(*augmented, operators=model)[5] == (4, 0.733)
     deeper = (((training_step, 12), (training_step, 10), (helper, 5)), 30, 15)
@@ -497,16 +495,12 @@ def line_sampler(clock: Clock) -> LineSampler:
     return LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
 
 
-def test_late_sample_covers_the_delay_up_to_the_bursts_end_when_a_call_held_the_gil(line_sampler, clock):
+def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clock):
+    clock.late_ns = 200_000_000
     line_sampler.burst()
     profile = line_sampler.profile(None)
-    assert profile.sampled_s == pytest.approx(profile.n_samples * sampler.PAUSE_S)
-    clock.late_ns, line_sampler._spacing_ns = 200_000_000, 60_000_000
-    line_sampler.burst()
-    later = line_sampler.profile(None)
-    assert later.n_samples == profile.n_samples + 1
-    n_bursts = 1 + 3  # planned within the delay
-    assert later.sampled_s - profile.sampled_s == pytest.approx(n_bursts * (sampler.BURST_S + sampler.PAUSE_S))
+    assert profile.n_samples == 1
+    assert profile.sampled_s == pytest.approx(0.2 + sampler.PAUSE_S, rel=0.01)
     assert profile.phases["forward"].lines[0].function == "helper"
 
 
@@ -552,7 +546,6 @@ def test_step_is_not_sampled_when_perfdoctor_slows_it(line_sampler):
 def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
     line_sampler.burst()
     line_sampler.cost_ns = 1_000_000_000
-    line_sampler._rest_s()  # was planned before
     assert line_sampler._rest_s() >= 0.5 * (1 / sampler.MAX_SHARE - clock.now / 1e9)
 
 
