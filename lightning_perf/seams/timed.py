@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
+import torch
+
 from .actions import epoch_loop
 from .undo import Undos, change_attribute, remove_hook
 
@@ -27,6 +29,12 @@ class _Timed:
 
     def __reduce__(self) -> Any:
         return getattr, (self._owner, self._name)
+
+
+class _TimedLog(_Timed):
+    """``log`` of the results. Lightning excludes it from compilation, so its wrapper is excluded as well."""
+
+    __call__ = torch.compiler.disable(_Timed.__call__)  # type: ignore[no-untyped-call]
 
 
 class _MoreBarMetrics(_Timed):
@@ -112,7 +120,7 @@ def tap_logging(
             return logging
 
         for one in results:
-            _put(_Timed(one, "log", collecting_begins), undos)
+            _put(_TimedLog(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
