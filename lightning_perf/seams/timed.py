@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
+import torch
+
 from .actions import epoch_loop
 from .undo import Undos, change_attribute, remove_hook
 
@@ -27,6 +29,12 @@ class _Timed:
 
     def __reduce__(self) -> Any:
         return getattr, (self._owner, self._name)
+
+
+class _TimedUncompiled(_Timed):
+    """A method that a compiled step may call: Dynamo does not trace the timing, as it does not trace the method."""
+
+    __call__ = torch.compiler.disable(_Timed.__call__)  # type: ignore[no-untyped-call]
 
 
 class _MoreBarMetrics(_Timed):
@@ -112,7 +120,7 @@ def tap_logging(
             return logging
 
         for one in results:
-            _put(_Timed(one, "log", collecting_begins), undos)
+            _put(_TimedUncompiled(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
@@ -156,7 +164,11 @@ def tap_validation_iteration(trainer: Any, around: AbstractContextManager[Any], 
 
 def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.backward``, which manual optimization calls without announcing an action."""
-    return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
+    strategy = getattr(trainer, "strategy", None)
+    if not callable(getattr(strategy, "backward", None)):
+        return False
+    _put(_TimedUncompiled(strategy, "backward", lambda: span), undos)
+    return True
 
 
 def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> bool:
@@ -196,9 +208,11 @@ def tap_optimizers(
 ) -> None:
     """Enclose every ``optimizer.step`` by torch's step hooks, also of optimizers used without Lightning's wrapper."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(*_: Any) -> None:
         span.__enter__()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(used: Any, *_: Any) -> None:
         span.__exit__(None, None, None)
         after_step(used)

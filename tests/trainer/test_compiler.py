@@ -325,3 +325,55 @@ def test_torch_warns_of_no_hooks_when_a_compiled_module_is_no_child_of_the_model
         make_trainer(doctor).fit(CompiledElsewhere(), DataLoader(Batches(is_ragged=False), batch_size=None))
     assert doctor.session is not None
     assert doctor.session.probes_off == ()
+
+
+class CompiledLogs(Compiled):
+    """Logs values in a step that is compiled as a whole."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.net(batch).square().mean())
+
+
+def _frames_and_breaks(make_trainer: Make, *callbacks: Any) -> tuple[dict[str, int], int]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    batches = DataLoader(Batches(is_ragged=False), batch_size=None)
+    compiled = torch.compile(CompiledLogs(), backend="eager")
+    make_trainer(*callbacks, limit_train_batches=2, limit_val_batches=2, max_epochs=2).fit(compiled, batches, batches)
+    counters = torch._dynamo.utils.counters
+    return dict(counters["frames"]), sum(counters["graph_break"].values())
+
+
+def test_same_functions_are_compiled_when_a_compiled_module_logs(make_trainer):
+    assert _frames_and_breaks(make_trainer, PerfDoctor()) == _frames_and_breaks(make_trainer)
+
+
+class CompiledManual(Compiled):
+    """Calls Lightning's hooks in a step that is compiled as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.net(batch).square().mean())
+        optimizer.step()
+
+
+def test_weights_and_warnings_are_the_same_when_a_compiled_step_optimizes_manually(make_trainer):
+    weights, shown = [], []
+    for callbacks in ((), (PerfDoctor(),)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.warn_once_cache.clear()
+        torch.manual_seed(1)
+        model = CompiledManual()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled = torch.compile(model, backend="eager")
+            make_trainer(*callbacks, limit_train_batches=4).fit(compiled, DataLoader(Batches(False), batch_size=None))
+        weights.append(model.layer.weight.detach().clone())
+        shown.append({str(one.message) for one in caught if "Dynamo" in str(one.message)})
+    assert torch.equal(*weights)
+    assert shown[0] == shown[1]

@@ -60,7 +60,7 @@ def check(session: Session) -> Finding | None:
                 for r in (at_limit or late)[:3]
             ),
         ),
-        prescriptions=(_DYNAMIC, _exclude(worst) if len(watch.recompiles) == 1 and watch.n_functions > 1 else None),
+        prescriptions=_prescriptions(worst, is_only=len(watch.recompiles) == 1 and watch.n_functions > 1),
         gain=gain,
         confidence="high",
     )
@@ -71,6 +71,31 @@ _DYNAMIC = fix(
     "minutes",
     code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
 )
+
+
+_STEADY = fix(
+    "keep what the guard checks the same in all steps",
+    "minutes",
+    code="self.factor = torch.tensor(factor)  # a number that changes in each step, as a tensor",
+)
+_EXCLUDE_LOG = fix(
+    "exclude self.log from compilation: its guards check Lightning's own state",
+    "minutes",
+    code=(
+        "@torch.compiler.disable  # in the LightningModule\n"
+        "def log(self, *args, **kwargs): super().log(*args, **kwargs)"
+    ),
+)
+
+
+def _prescriptions(worst: Recompile, is_only: bool) -> tuple[Prescription, ...]:
+    """Return what avoids the failures of the guard."""
+    if worst.function == "log" and worst.file.replace("\\", "/").endswith("pytorch/core/module.py"):
+        return (_EXCLUDE_LOG,)
+    is_of_shape = not worst.reason or any(
+        word in worst.reason for word in ("size mismatch", "stride mismatch", ".size()", ".stride()", ".shape")
+    )
+    return (_DYNAMIC if is_of_shape else _STEADY, *((_exclude(worst),) if is_only else ()))
 
 
 def _exclude(only: Recompile) -> Prescription:
