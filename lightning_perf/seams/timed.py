@@ -1,11 +1,10 @@
 """Wrap methods in spans, each on its instance, where Lightning announces no action."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
-
-import torch
 
 from .actions import epoch_loop
 from .undo import Undos, change_attribute, remove_hook
@@ -31,10 +30,18 @@ class _Timed:
         return getattr, (self._owner, self._name)
 
 
-class _TimedUncompiled(_Timed):
-    """A method that a compiled step may call: Dynamo does not trace the timing, as it does not trace the method."""
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that a compiled step may call: Dynamo does not trace it."""
+    import torch  # which naming treatments does not need
 
-    __call__ = torch.compiler.disable(_Timed.__call__)  # type: ignore[no-untyped-call]
+    untraced: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return untraced
+
+
+@functools.cache
+def _untraced_timing() -> type[_Timed]:
+    """Return the class of timed methods that Lightning excludes from compilation, too."""
+    return type("_UntracedTiming", (_Timed,), {"__call__": _untraced(_Timed.__call__)})
 
 
 class _MoreBarMetrics(_Timed):
@@ -120,7 +127,7 @@ def tap_logging(
             return logging
 
         for one in results:
-            _put(_TimedUncompiled(one, "log", collecting_begins), undos)
+            _put(_untraced_timing()(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
@@ -167,7 +174,7 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
     strategy = getattr(trainer, "strategy", None)
     if not callable(getattr(strategy, "backward", None)):
         return False
-    _put(_TimedUncompiled(strategy, "backward", lambda: span), undos)
+    _put(_untraced_timing()(strategy, "backward", lambda: span), undos)
     return True
 
 
@@ -208,11 +215,11 @@ def tap_optimizers(
 ) -> None:
     """Enclose every ``optimizer.step`` by torch's step hooks, also of optimizers used without Lightning's wrapper."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def before(*_: Any) -> None:
         span.__enter__()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_untraced
     def after(used: Any, *_: Any) -> None:
         span.__exit__(None, None, None)
         after_step(used)
