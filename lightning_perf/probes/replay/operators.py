@@ -126,11 +126,11 @@ class OperatorItem:
         return TensorSpec(tuple(value.shape), value.stride(), value.dtype, False, -1, self._gradient_denormal)
 
 
-def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
+def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf, longest_s: float = math.inf) -> list[Work]:
     """Return the work to replay, largest first, up to ``COVERED`` of the time.
 
-    Work that does not fit into ``most_s`` seconds per round is omitted. Without timed calls, work is ranked by
-    elements.
+    Work that does not fit into ``most_s`` seconds per round is omitted. No run takes more than ``longest_s``: following
+    each operator lengthens a run of many. Without timed calls, work is ranked by elements.
     """
     found = sorted(treated.works, key=lambda work: -_size(work, is_timed))
     total = sum(_size(work, is_timed) for work in found)
@@ -139,7 +139,7 @@ def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf) -> l
     for work in found:
         if covered >= COVERED * total or len(kept) == MAX_OPERATORS:
             break
-        once_s = work.seconds / work.n * uses_in_a_run(work, treated) if is_timed else 0.0
+        once_s = min(longest_s, work.seconds / work.n) * uses_in_a_run(work, treated) if is_timed else 0.0
         if taken_s + once_s > most_s:
             total -= _size(work, is_timed)
             continue

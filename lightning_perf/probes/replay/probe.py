@@ -259,13 +259,15 @@ class ReplayProbe(Probe):
     def _operators(self, treated: Treated, until_ns: int) -> tuple[Arena | None, list[OperatorItem]]:
         """Return the largest operators that a treatment changes, as many as there is time for, and their arena."""
         works: list[Work] = []
+        median_ns = self._context.loop.main.recent_median_ns()
+        step_s = float("inf") if median_ns is None else median_ns / 1e9
         enough_s = _ENOUGH * sum(work.seconds for work in treated.works)
         for n_rounds in _ROUNDS:
             if not works or sum(work.seconds for work in works) < enough_s:
                 most_s = self._left_s(until_ns) / (2 * n_rounds) if self._is_timed else float("inf")
-                works = choose_work(treated, self._is_timed, most_s)
+                works = choose_work(treated, self._is_timed, most_s, step_s)
         if treated.works and not works:
-            once_s = min(work.seconds / work.n for work in treated.works)
+            once_s = min(step_s, *(work.seconds / work.n for work in treated.works))
             needed_s = 2 * _ROUNDS[-1] * once_s
             left_s = self._left_s(until_ns)
             raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")

@@ -37,7 +37,8 @@ def probe_of(model, optimizer=None, clock=now_ns, memory=None):
         accumulate_grad_batches=1,
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
-    run = SimpleNamespace(trainer=trainer, pl_module=model, now_ns=clock, loop=SimpleNamespace(make_event=lambda: None))
+    loop = SimpleNamespace(make_event=lambda: None, main=SimpleNamespace(recent_median_ns=lambda: None))
+    run = SimpleNamespace(trainer=trainer, pl_module=model, now_ns=clock, loop=loop)
     return ReplayProbe(run, memory)
 
 

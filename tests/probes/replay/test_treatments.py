@@ -331,6 +331,7 @@ def test_operators_are_left_out_when_a_round_of_them_takes_too_long():
     treated = treated_of("pad=4", log)._replace(works=treated_of("threads=1", log).works)
     assert choose_work(treated, True, most_s=0.1)[0].seconds == pytest.approx(0.01)
     assert choose_work(treated, True)[0].seconds == pytest.approx(1.0)
+    assert choose_work(treated, True, most_s=0.1, longest_s=0.05)[0].seconds == pytest.approx(1.0)  # was traced
 
 
 def test_time_left_goes_to_the_largest_undecided_hypothesis_when_all_were_measured(monkeypatch):
