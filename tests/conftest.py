@@ -68,6 +68,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Undo what a test sets: Lightning leaves the port of a process group, which scripts of later tests would take."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def history_file(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The history of one test: runs of other tests are no earlier runs of its trainings."""
     file = Path(_HISTORIES.name, f"{next(_NUMBERS)}.db")

@@ -1,6 +1,7 @@
 """Measure a loader in a child process, on copies, within a time limit."""
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -79,7 +80,7 @@ class LoaderProber:
         if reason is None:
             try:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
-                self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
+                self._scratch = Path(tempfile.mkdtemp(prefix=f"lperf{os.getpid()}-"))
                 plan = Plan(self._limit_s, cores, self._scratch, self._load, self._extent)
                 self._child.start(partial(probe, loader, plan, self._initial))
             except OSError as error:

@@ -286,12 +286,13 @@ def left_since(before: dict[str, Any], timeout_s: float = 5.0) -> dict[str, set[
 
 
 def traces_left() -> dict[str, Any]:
-    """What a probe could leave: descriptors, shared memory, scratch folders, children."""
+    """What a probe of this process could leave: descriptors, shared memory, scratch folders, children."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ours = f"lperf{os.getpid()}-"
     return {
         "descriptors": sorted(os.listdir("/proc/self/fd")),
-        "segments": sorted(name for name in os.listdir("/dev/shm") if "lperf" in name or _is_ours(name)),
-        "folders": sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("lperf")),
+        "segments": sorted(name for name in os.listdir("/dev/shm") if ours in name or _is_ours(name)),
+        "folders": sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith(ours)),
         "children": children,
     }
 
