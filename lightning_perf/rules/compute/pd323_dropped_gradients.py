@@ -1,5 +1,7 @@
 """PD323: a backward pass computes gradients that no optimizer uses, or that are cleared before it does."""
 
+from collections.abc import Collection
+
 from lightning_perf.records import Finding, Hypothesis, ModelSettings, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
@@ -44,6 +46,7 @@ def check(session: Session) -> Finding | None:
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     backward_s = fraction * computing_s(session, steady, "backward")
+    most = _part_of_passes(session, {one.dropping_backward for one in dropping})
     how, code = "call requires_grad_(False) on other parameters", ""
     if session.run.has_trainer:
         how = "call toggle_optimizer() before the forward pass of each loss"
@@ -74,11 +77,11 @@ def check(session: Session) -> Finding | None:
                 code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
             ),
         ),
-        claims={"backward": backward_s},
+        claims={"backward": most * backward_s},
         low_s=least * backward_s,
-        basis="at least the operators of this pass that no other parameters need, at most all backward passes"
-        if least
-        else "at most all backward passes; the part through these layers was not timed",
+        basis=("at least the operators of this pass that no other parameters need, " if least else "")
+        + f"at most all of {'the backward passes of these lines' if most < 1.0 else 'backward'}"
+        + ("" if least else "; the part through these layers was not timed"),
         confidence="medium",
     )
 
@@ -94,6 +97,20 @@ def _part_of_pass(session: Session, optimizer: int, site: str) -> float:
     others = [one for one in passes if one is not found and any(one.only_s[optimizer : optimizer + 1])]
     total_s = sum(one.total_s for one in passes)
     return found.only_s[optimizer] / total_s if found is not None and others and total_s > 0 else 0.0
+
+
+def _part_of_passes(session: Session, sites: Collection[str]) -> float:
+    """Return the part of the backward time in the passes that lines start; 1 if unknown.
+
+    It is known if the sampled step has these passes, and optimizers step equally often, so that other steps do, too.
+    """
+    passes = session.model_profile.backward_passes if session.model_profile is not None else ()
+    n_clearings = [one.n_clearings for one in session.settings.model.optimizers] if session.settings.model else [0]
+    total_s = sum(one.total_s for one in passes)
+    found = [one for one in passes if one.site in sites]
+    is_even = max(n_clearings) - min(n_clearings) <= 1
+    is_known = all(sites) and len(found) == len(sites) and total_s > 0 and is_even
+    return sum(one.total_s for one in found) / total_s if is_known else 1.0
 
 
 def _unused_fraction(model: ModelSettings) -> float:
