@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from .base import Record
 
 KnownKind: TypeAlias = Literal[
-    "unused", "constant", "twice", "frozen", "recomputed", "backward", "checks", "zeros", "zeroed"
+    "unused", "constant", "twice", "frozen", "recomputed", "backward", "checks", "zeros", "zeroed", "logged"
 ]
 
 
@@ -20,7 +20,8 @@ class KnownResults(Record, frozen=True, kw_only=True):
             checkpointing calls them again in backward; ``"backward"``: several backward passes go through them and add
             to the same gradients, where one from the sum of the losses would do; ``"checks"``: distributions of torch
             check their arguments with them; ``"zeros"``: in backward they compute zeros only, since the derivative of a
-            function such as ``sign`` is zero; ``"zeroed"``: their results are only multiplied by the number 0.
+            function such as ``sign`` is zero; ``"zeroed"``: their results are only multiplied by the number 0;
+            ``"logged"``: their results are given to ``self.log``, and used for nothing else.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
         backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
         n_passes: Backward passes through them; if ``"twice"``, those that compute the same. 0 for other kinds.

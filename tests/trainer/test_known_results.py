@@ -55,6 +55,49 @@ class Manual(Head):
             self.optimizers().step()
 
 
+class Measured(Head):
+    """Computes a value beside its loss, and gives it to ``use``, which logs it and may use it in another way."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.use, self.kept = use, []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.mse_loss(self.head(batch[0]), batch[0])
+        with torch.no_grad():
+            value = self.head(-batch[0]).abs().mean()
+        return loss * (self.use(self, value) or 1.0)
+
+
+def log_detached(module: Measured, value: Any) -> None:
+    module.log("error", value.detach(), on_step=True, on_epoch=True)
+
+
+def log_and_scale(module: Measured, value: Any) -> Any:
+    module.log("error", value)
+    return 1.0 + 0.1 * value
+
+
+def log_and_compare(module: Measured, value: Any) -> None:
+    module.log("error", value)
+    assert value >= 0
+
+
+def log_and_keep(module: Measured, value: Any) -> None:
+    module.log("error", value)
+    module.kept.append(value.detach())
+
+
+def log_and_average(module: Measured, value: Any) -> None:
+    module.log("error", value)
+    module.average.data.lerp_(value.expand_as(module.average), 0.1)
+
+
+def log_and_convert(module: Measured, value: Any) -> None:
+    module.log("error", value)
+    assert value.detach().numpy() >= 0
+
+
 class Sum(Head):
     """Returns a sum as the loss, which is not logged; autograd runs no operator for the sum."""
 
@@ -89,9 +132,9 @@ def test_each_kind_is_recorded_with_its_line(make_trainer: Make, monkeypatch: py
     found = known_in(fit(make_trainer, Head()))
     first = Head.training_step.__code__.co_firstlineno
     lines = {kind: int(one.site.partition(":")[2]) - first for kind, one in found.items() if one.site}
-    assert set(found) == {"constant", "twice", "frozen"}
+    assert set(found) == {"constant", "twice", "frozen", "logged"}
     assert all(Path(__file__).name in one.site for one in found.values() if one.site)
-    assert lines.items() <= {"constant": 2, "twice": 4, "frozen": 1}.items()
+    assert lines.items() <= {"constant": 2, "twice": 4, "frozen": 1, "logged": 4}.items()
     assert found["constant"].n_operators == 2  # not of the average
     assert found["twice"].n_operators == 4
 
@@ -104,6 +147,18 @@ def test_only_what_is_multiplied_by_zero_counts_as_such(make_trainer: Make) -> N
     assert "zeroed" not in known_in(fit(make_trainer, Sum()))
     found = known_in(fit(make_trainer, WithoutWeight()))["zeroed"]
     assert found.n_operators == 6  # three layers, tanh, absolute value and mean
+
+
+def test_results_that_are_only_logged_are_recorded_with_their_line(make_trainer: Make) -> None:
+    found = known_in(fit(make_trainer, Measured(log_detached)))["logged"]
+    first = Measured.training_step.__code__.co_firstlineno
+    assert found.site == f"{Path(__file__).name}:{first + 3}"
+    assert found.n_operators == 7  # three layers, tanh, the minus sign, absolute value and mean
+
+
+@pytest.mark.parametrize("use", [log_and_scale, log_and_compare, log_and_keep, log_and_average, log_and_convert])
+def test_logged_results_that_something_else_uses_do_not_count(make_trainer: Make, use: Any) -> None:
+    assert "logged" not in known_in(fit(make_trainer, Measured(use)))
 
 
 def test_a_failure_to_follow_is_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,8 +249,8 @@ class ArithmeticCounter(StepTracer):
         return out
 
     def _reading(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
-        """Run what reads a tensor without an operator; ``numpy`` of a result comes after ``detach``, which is one."""
-        if self.results is not None and name != "numpy" and threading.get_ident() == self._thread:
+        """Run what reads a tensor without an operator."""
+        if self.results is not None and threading.get_ident() == self._thread:
             with without_overrides():
                 self.results.read(tensor)
         return original(tensor, *args, **kwargs)

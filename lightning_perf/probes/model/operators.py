@@ -156,7 +156,8 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
             continue
         if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             with interrupts.suppress(RuntimeError):  # a tensor without memory on the host
-                numbers = np.abs(_sampled(tensor.detach()).numpy())
+                # Not `tensor.numpy()`, which counts as the script's own reading during a sampled step.
+                numbers = np.abs(_BASE.numpy(_sampled(tensor.detach())))
                 if numbers.size:
                     shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
     return shares

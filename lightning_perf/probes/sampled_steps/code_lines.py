@@ -139,6 +139,16 @@ def lines_above() -> LinesAbove:
     return LinesAbove(lines, tuple(frame.f_lasti for frame in frames), ids, loops)
 
 
+def is_logging() -> bool:
+    """Return whether Lightning logs a value for the user's innermost line above the caller."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (owner := _kept_owner_of(frame.f_code.co_filename)) != USER:
+        if owner == LIGHTNING and frame.f_code.co_name == "log":
+            return True
+        frame = frame.f_back
+    return False
+
+
 @lru_cache(maxsize=_MAX_KEPT)
 def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
     """Return the first and the last instruction of each loop: where a jump goes back to, and the jump.

@@ -55,19 +55,21 @@ class Call:
         derivative: The node and the pass, if it belongs to a backward pass that is itself differentiated.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
+        is_detached: Whether its result was detached, which code that is no operator may use.
+        is_logging: Whether it is part of logging a value.
         is_zeroing: Whether it multiplies by the number 0.
         producers: The operators that computed its inputs.
         passes: The weight of each backward pass through it.
     """
 
     __slots__ = (
-        "derivative", "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used",
-        "is_zeroing", "key", "lines", "loops", "origin", "passes", "producers", "weight",
+        "derivative", "first", "has_grad", "instructions", "is_check", "is_detached", "is_listed", "is_logging",
+        "is_per_item", "is_used", "is_zeroing", "key", "lines", "loops", "origin", "passes", "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
-        self.has_grad = self.is_used = self.is_check = self.is_zeroing = False
+        self.has_grad = self.is_used = self.is_check = self.is_zeroing = self.is_detached = self.is_logging = False
         self.is_listed = self.is_per_item = True
         self.derivative: tuple[int, int] | None = None
         self.instructions: tuple[int, ...] = ()
@@ -113,6 +115,7 @@ class StepCalls:
         self._n_recomputed = self._recomputed_bytes = 0
         self._has_backward = False
         self._zeroed: list[Call] = []
+        self._only_logged: set[Call] = set()
         self._constant_elsewhere: set[int] | None = None
 
     def add(self, call: Call) -> None:
@@ -130,6 +133,7 @@ class StepCalls:
         self._has_backward = any(call.passes for call in self.calls)
         self.zeros.node_ends()
         self._find_checks()
+        self._find_only_logged()
         read = {one for call in self.calls for one in call.producers}
         ends = [call for call in self.calls if call.is_used or call not in read]  # Lightning divides the loss unseen
         needed = _behind(ends, past_zero=False)
@@ -137,6 +141,17 @@ class StepCalls:
             call.is_used = True
             if call.is_listed and call not in needed:
                 self._zeroed.append(call)
+
+    def _find_only_logged(self) -> None:
+        """Find the operators whose results are logged, and used for nothing else; count as used what is detached."""
+        logging = [call for call in self.calls if call.is_logging]
+        logged = {one for call in logging for one in call.producers}
+        for call in self.calls:
+            call.is_used |= call.is_detached and call not in logged
+        others = _behind(call for call in self.calls if not call.is_logging and (call.is_used or call.passes))
+        self._only_logged = _behind(logging) - others - set(logging) if self._has_backward else set()
+        for call in self.calls:
+            call.is_used |= call.is_detached
 
     def confirm_constants(self, other: "StepCalls") -> None:
         """Let only those operators count as constant that another step has, too, with the same numbers."""
@@ -185,7 +200,8 @@ class StepCalls:
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
         again = self._derivatives_again()
         kinds: dict[KnownKind, list[Call]] = {
-            "checks": [], "unused": [], "constant": [], "twice": [], "frozen": [], "zeroed": self._zeroed,
+            "checks": [], "unused": [], "constant": [], "twice": [], "logged": [], "frozen": [],
+            "zeroed": self._zeroed,
         }  # fmt: skip
         for call in self.calls:
             if call.is_check:
@@ -200,6 +216,8 @@ class StepCalls:
                     kinds["constant"].append(call)
             elif call.differing()[1] and (call.derivative is None or call.derivative in again):
                 kinds["twice"].append(call)
+            elif call in self._only_logged:
+                kinds["logged"].append(call)
             elif not call.origin & (varying & ~BATCH) and not call.has_grad:
                 kinds["frozen"].append(call)
         return kinds

@@ -7,7 +7,7 @@ random generators, and tensors of the module that do not change. No tensor is ke
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from lightning_perf.probes.replay.backward import accumulating_parameter
 from lightning_perf.probes.replay.calls import PLAIN_TYPES, flat
 from lightning_perf.records import KnownResults
 
-from .code_lines import instruction, lines_above, recomputing_line, user_lines
+from .code_lines import instruction, is_logging, lines_above, recomputing_line, user_lines
 from .dense_tensors import dense_tensors, is_dense, storage_number
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls
@@ -199,7 +199,8 @@ class ResultTracker:
     def _add_view(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         # A detached result may be used in any way, e.g. by NumPy. Autograd detaches what it saves, too, at once.
         if str(func._schema.name) == _DETACH and instruction() != self._instruction:
-            self._mark_used(inputs)
+            for call in self._calls_of(inputs):
+                call.is_detached = True
         known = {storage_number(tensor) for tensor in inputs}
         for tensor in outs:
             if storage_number(tensor) not in known:  # allocated, with any content
@@ -234,7 +235,7 @@ class ResultTracker:
         weight -= self._add_factorization(function, args, weight)
         above = lines_above()
         call = Call(weight, key, origin, above.lines, self._results.get(key))
-        call.instructions, call.is_check = above.instructions, is_argument_check()
+        call.instructions, call.is_check, call.is_logging = above.instructions, is_argument_check(), is_logging()
         call.derivative = self._derivative
         call.is_listed = bool(read) and function.name not in COPIES
         # A frame without which an operator was called in the meantime is another one, even if it has the same id; a
@@ -337,15 +338,17 @@ class ResultTracker:
         return self._step.records(changed) if self._again is None else self._step.common_records(self._again, changed)
 
     def _mark_used(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if (call := self._content(tensor).call) is not None:
-                call.is_used = True
+        for call in self._calls_of(tensors):
+            call.is_used = True
+
+    def _calls_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[Call]:
+        return (call for tensor in tensors if (call := self._content(tensor).call) is not None)
 
     def _count_frozen_bytes(self, read: Iterable[torch.Tensor]) -> None:
         """Count the bytes of inputs that depend on the batch only, but are computed."""
         for tensor in read:
-            content = self._contents.get(storage_number(tensor))
-            if content is not None and content.call is not None and content.origin & _VARYING == BATCH:
+            content = self._content(tensor)
+            if content.call is not None and content.origin & _VARYING == BATCH:
                 self._step.frozen_bytes[content.number] = tensor.untyped_storage().nbytes()
 
     def _is_per_item(self, function: Function, read: Sequence[torch.Tensor]) -> bool:
@@ -380,8 +383,7 @@ class ResultTracker:
         return hash((id(self), next(self._count)))
 
     def _content(self, tensor: torch.Tensor) -> _Content:
-        found = self._contents.get(storage_number(tensor))
-        return found if found is not None else self._set(tensor, UNKNOWN)
+        return self._contents.get(storage_number(tensor)) or self._set(tensor, UNKNOWN)
 
     def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None, call: Call | None = None) -> _Content:
         """Note what a tensor's storage holds now; ``number`` is None for a content that is equal to no other."""

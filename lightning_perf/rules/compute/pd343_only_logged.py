@@ -1,0 +1,37 @@
+"""PD343: a step computes what is only logged."""
+
+from lightning_perf.records import Finding
+from lightning_perf.rules.findings import fix
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
+from lightning_perf.rules.signals import step_counter
+from lightning_perf.rules.thresholds import METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
+from lightning_perf.rules.wording import number_of
+
+
+@known_result_rule("PD343", "only-logged", "logged")
+def check(repeated: Repeated) -> Finding | None:
+    found, session = repeated.found, repeated.session
+    if sum(repeated.claims.values()) < USER_LINE_MIN_SHARE * repeated.steady.span_s:
+        return None
+    # Lightning writes the values of the 50th step, the 100th, …: in others, self.log would leave old ones for these.
+    counter = f"self.trainer.{step_counter(session)}" if session.run.has_trainer else "step"
+    return repeated.saving_finding(
+        summary=(
+            f"{repeated.where} computes what is only logged: results of {number_of(found.n_operators, 'operator')} "
+            "are given to self.log and reach no loss."
+        ),
+        counted="operators whose results are only logged",
+        prescriptions=(
+            fix(
+                f"compute and log it every {METRIC_EVERY_STEPS} steps: its mean over an epoch then covers one batch in "
+                f"{METRIC_EVERY_STEPS}",
+                "minutes",
+                "numerics",  # random numbers that it draws are no longer drawn
+                code=f"if ({counter} + 1) % {METRIC_EVERY_STEPS} == 0:\n"
+                '    self.log("accuracy", self.accuracy_of(x, y))  # and all that it needs',
+            ),
+            fix("compute it from the results that the loss is computed from", "minutes", "numerics"),
+        ),
+        least_s=(1 - 1 / METRIC_EVERY_STEPS) * repeated.least_s,
+        basis=f"operators of one step, timed and followed by what uses them; one in {METRIC_EVERY_STEPS} keeps them",
+    )
