@@ -148,7 +148,9 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         n_steps_watched: Observed steps.
         n_clearings: Observed clearings of gradients between two backward passes.
         n_clearings_dropping: Those that cleared gradients which a backward pass had added since the optimizer's step.
-        dropping_backward: Line that called the last such pass, e.g. ``"gan.py:66"``; empty without one of the user's.
+        dropping_backward: Line that called most such passes, e.g. ``"gan.py:66"``; empty without one of the user's.
+        dropped_per_batch: Such passes of this line per batch; None if some of its passes were used, and in older
+            sessions.
     """
 
     class_name: str
@@ -162,6 +164,7 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     n_clearings: int = 0
     n_clearings_dropping: int = 0
     dropping_backward: str = ""
+    dropped_per_batch: float | None = None
     n_groups: int = 0
     n_distinct_groups: int = 0
 

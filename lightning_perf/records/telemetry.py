@@ -149,6 +149,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         batch_bytes: Bytes of the tensors in the first training batch; None if it has none.
         batch_objects: Objects of that batch, its containers and tensors included, of which at most 1,000 are counted;
             None without a batch, and where the user's ``transfer_batch_to_device`` moves it.
+        batch_entry: How code names the item of that batch with the most of them, e.g. ``'["boxes"]'``; else empty.
         dataset_disk: None if the dataset names no path.
     """
 
@@ -187,6 +188,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
     cpu_governor: str | None = None
     batch_bytes: int | None = None
     batch_objects: int | None = None
+    batch_entry: str = ""
     dataset_disk: DatasetDisk | None = None
 
 

@@ -9,7 +9,7 @@ import torch
 
 from .calls import MATRIX_PRODUCTS, MAX_CALLS, Call, CallLog, TensorSpec
 from .functions import Bound, Cheaper, Work, map_specs, readers_of, work_for
-from .read_rows import LAYERS
+from .read_rows import LAYERS, STACK
 
 _MAX_PART = 0.5
 """Part of the multiplications that the other order needs at most: a smaller gain is lost in a product's overhead."""
@@ -142,7 +142,7 @@ def with_fewer_rows(log: CallLog) -> Iterator[Cheaper]:
     found = []
     for index, part in log.row_reads.parts_needed().items():
         call = log.calls[index]
-        if 0 < part <= _MAX_ROWS and call.has_backward:
+        if 0 < part <= _MAX_ROWS and call.has_backward and call.name != STACK:
             n_rows = call.n_out // call.out_shape[-1]
             n_needed = max(1, round(part * n_rows))
             for work in work_for(call, partial(_reduced, call, part)):

@@ -23,7 +23,8 @@ _BY_ROW = {
 """Operators that compute each row from the same row alone, if one of their tensors is as large as the result."""
 _SAVED = {f"aten::{name}" for name in ("relu", "tanh", "sigmoid", "elu")}
 """Operators whose result autograd saves for backward, detached, as soon as it is computed."""
-_INDEX = "aten::index"
+STACK = "aten::stack"
+_INDEX, _GATHER, _PRODUCT = "aten::index", "aten::gather", "aten::mul"
 
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
 
@@ -76,7 +77,8 @@ class RowReads:
         address = storage_address(out) if out is not None else 0
         if out is None or not address or out.dim() < 2 or not out.numel() or not out.is_contiguous():
             return
-        if name in LAYERS or (name in _BY_ROW and sum(value.numel() == out.numel() for value in inputs) == 1):
+        is_by_row = name in _BY_ROW and sum(value.numel() == out.numel() for value in inputs) == 1
+        if name in LAYERS or is_by_row or (name == STACK and _keeps_rows(args, out)):
             self._fold(self._rows.get(address))
             rows = self._rows[address] = _Rows(index, out)
             self._saved = rows if name in _SAVED else None
@@ -110,6 +112,12 @@ class RowReads:
             selects_rows = args[0] is value and _n_indexed(args[1]) < value.dim() and out.shape[-1:] == value.shape[-1:]
             reads.is_needed |= not selects_rows
             rows.views[self._n] = out.numel()
+        elif name == _GATHER and _gathers_rows(args, out):
+            rows.views[self._n] = out.numel()
+        elif name == STACK and _keeps_rows(args, out):
+            reads.readers.add(index)
+        elif name == _PRODUCT and (n_kept := _n_kept(value, args, out)) is not None:
+            rows.views[self._n] = n_kept * rows.width
         elif name in LAYERS and args[LAYERS[name]] is not value:
             reads.is_needed = True  # each row of the other argument is needed for all rows of the result
         elif value.numel() < rows.n_elements:
@@ -129,6 +137,32 @@ class RowReads:
             reads = self._reads[rows.index]
             reads.part = max(reads.part, sum(rows.views.values()) / rows.n_elements)
             reads.is_needed |= not rows.storage.expired()
+
+
+def _gathers_rows(args: Sequence[Any], out: torch.Tensor) -> bool:
+    """Return whether ``gather`` takes whole rows: with the same index for all elements of one."""
+    of, dim, index = args[:3]
+    is_last = dim % of.dim() == of.dim() - 1
+    return not is_last and out.shape[-1] == of.shape[-1] and index.stride(-1) == 0
+
+
+def _keeps_rows(args: Sequence[Any], out: torch.Tensor) -> bool:
+    """Return whether ``stack`` leaves the rows of its tensors as they are."""
+    dim: int = args[1] if len(args) > 1 else 0
+    return dim % out.dim() < out.dim() - 1
+
+
+def _n_kept(value: torch.Tensor, args: Sequence[Any], out: torch.Tensor) -> int | None:
+    """Return how many rows of one factor of a product the other one, a number for each row, does not make zero.
+
+    None if it is no such product, or if a parameter that is 0 needs the gradient that the row gives it.
+    """
+    other = args[1] if args[0] is value else args[0]
+    if not isinstance(other, torch.Tensor) or out.shape != value.shape or other.device.type != "cpu":
+        return None
+    if other.dim() != out.dim() or other.shape != (*out.shape[:-1], 1) or (other.requires_grad and other.is_leaf):
+        return None
+    return int(torch.count_nonzero(other.detach()))
 
 
 def _n_indexed(indices: Sequence[Any]) -> int:

@@ -6,7 +6,7 @@ No value of a tensor is read, so nothing waits for a device.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -35,19 +35,25 @@ _MAX_BATCHES = 200
 class _GradientState:
     """The state of one optimizer's gradients.
 
-    ``state`` is ``unknown``, ``stale`` since a step, ``dirty`` (added to while stale) or ``cleared``.
+    ``state`` is ``unknown``, ``stale`` since a step, ``dirty`` (added to while stale) or ``cleared``. ``adding`` are
+    the lines of the passes that have added to them since they were used or cleared, ``dropped`` those of passes in
+    vain.
     """
 
     parameter: torch.Tensor | None = None
     seen: tuple[int, int] | None = None
+    before: tuple[int, int] | None = None
     state: str = "unknown"
+    adding: list[str] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    used: set[str] = field(default_factory=set)
+    first_batch: int | None = None
+    n_batches: int = 0
     keeps_tensors: bool | None = None
     n_steps: int = 0
     n_zero_grads: int = 0
     n_clearings: int = 0
     n_dropping: int = 0
-    added_at: str = ""
-    dropping_backward: str = ""
     n_judged: int = 0
     n_uncleared: int = 0
 
@@ -60,27 +66,46 @@ class _GradientState:
         """Whether the optimizer has stepped; of automatic optimization only the clearing before each step is known."""
         return self.n_steps >= 1 or self.n_zero_grads >= 2
 
-    def remember(self, optimizer: Any) -> None:
+    @property
+    def dropping_backward(self) -> str:
+        """The line with most of the passes in vain; empty without one."""
+        return max(self.dropped, key=lambda line: self.dropped[line], default="")
+
+    @property
+    def dropped_per_batch(self) -> float | None:
+        """Passes in vain of that line per batch; None without one, or if some of the line's passes were used."""
+        line = self.dropping_backward
+        return self.dropped[line] / self.n_batches if line and line not in self.used and self.n_batches else None
+
+    def remember(self, optimizer: Any, n_batches: int) -> None:
         """Mark the current gradients as used; the first parameter with a gradient represents all."""
+        self.used.update(self.adding)
+        self.adding.clear()
+        if self.first_batch is None:
+            self.first_batch = n_batches
         self.parameter = next((p for p in parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
         self.seen = _identity(self.parameter)
         self.state = "unknown" if self.parameter is None else "stale"
 
-    def before_backward(self) -> None:
-        now = _identity(self.parameter)
+    def before_backward(self, n_batches: int) -> None:
+        now = self.before = _identity(self.parameter)
         if self.state not in ("stale", "dirty") or now == self.seen:
             return
         self.n_clearings += 1
         if self.state == "dirty":  # added since the step, and never used
             self.n_dropping += 1
-            self.dropping_backward = self.added_at
+            self.dropped.update(self.adding)
+        self.adding.clear()
+        self.n_batches = n_batches - (self.first_batch or 0)
         self.state = "cleared"
         self.keeps_tensors = now is not None
 
     def after_backward(self) -> None:
         now = _identity(self.parameter)
+        if self.state != "unknown" and now != self.before:
+            self.adding.append(user_site())
         if self.state in ("stale", "dirty") and now != self.seen:
-            self.state, self.seen, self.added_at = "dirty", now, user_site()
+            self.state, self.seen = "dirty", now
 
 
 @dataclass(slots=True)
@@ -246,13 +271,13 @@ class ZeroGradWatch(Probe):
             watched.n_judged += 1
             watched.n_uncleared += watched.state == "dirty"
         watched.n_steps += 1
-        watched.remember(optimizer)
+        watched.remember(optimizer, self._context.loop.main.n_steps)
         self._release(watched)
 
     def before_backward(self) -> None:
         self._unused.before_backward()
         for watched in self._active():
-            watched.before_backward()
+            watched.before_backward(self._context.loop.main.n_steps)
 
     def after_backward(self) -> None:
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
@@ -273,7 +298,7 @@ class ZeroGradWatch(Probe):
         watched.n_zero_grads += 1
         if watched.state != "stale" and not (watched.state == "dirty" and watched.n_steps):
             # Without a notification of steps, these are the gradients that the last step used.
-            watched.remember(optimizer)
+            watched.remember(optimizer, self._context.loop.main.n_steps)
         self._release(watched)
 
     def summary(self, optimizer: Any) -> dict[str, Any]:
@@ -286,6 +311,7 @@ class ZeroGradWatch(Probe):
             "n_clearings": watched.n_clearings,
             "n_clearings_dropping": watched.n_dropping,
             "dropping_backward": watched.dropping_backward,
+            "dropped_per_batch": watched.dropped_per_batch,
         }
 
     def _entry(self, optimizer: Any) -> tuple[Any, _GradientState]:

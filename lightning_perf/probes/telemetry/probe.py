@@ -5,10 +5,12 @@ locks.
 """
 
 import contextlib
+import json
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,6 +54,8 @@ _TIMELINE_METRICS = {
 
 _log = logging.getLogger("lightning_perf")
 
+_MAX_ENTRIES = 20  # of a batch, whose objects are counted one by one
+
 
 class TelemetryProbe(Probe):
     """One run's telemetry. Created and started in the training thread.
@@ -81,6 +85,7 @@ class TelemetryProbe(Probe):
         self._ledger = EnergyLedger(self._elapsed_s())
         self._batch_bytes: int | None = None
         self._batch_objects: int | None = None
+        self._batch_entry = ""
         self._has_batch, self._is_searched = False, True
         self._disk_of: Any = None
         self._lock = threading.Lock()
@@ -149,7 +154,9 @@ class TelemetryProbe(Probe):
         left = plain.search_limit()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(map(n_bytes, tensors)) or None
-        self._batch_objects = plain.MAX_VISITED - len(list(left)) if self._is_searched else None
+        if self._is_searched:
+            self._batch_objects = plain.MAX_VISITED - len(list(left))
+            self._batch_entry = _largest_entry(batch)
 
     def loops_ready(self, run: RunContext) -> None:
         """Find the disk of the training dataset, and whether Lightning itself searches batches for tensors."""
@@ -225,6 +232,7 @@ class TelemetryProbe(Probe):
                 "fetch_queueing_fraction": queueing,
                 "batch_bytes": self._batch_bytes,
                 "batch_objects": self._batch_objects,
+                "batch_entry": self._batch_entry,
                 "dataset_disk": self._disk_of,
             }
             energy = self._ledger.record()
@@ -321,3 +329,15 @@ def _is_rotational(path: Path, root: Path) -> bool | None:
         if flag is not None:
             return flag == "1"
     return None
+
+
+def _largest_entry(batch: Any) -> str:
+    """Return how code names the item of a batch that holds most of its objects, e.g. ``'["boxes"]'``; empty if none."""
+    counts = {}
+    for key, value in plain.items_of(batch, _MAX_ENTRIES) or []:
+        left = plain.search_limit()
+        deque(plain.tensors_in(value, 3, in_objects=False, left=left), maxlen=0)
+        counts[key] = plain.MAX_VISITED - len(list(left))
+    most = max(counts, key=counts.__getitem__, default=None)
+    is_most = type(most) in (str, int) and 2 * counts[most] > sum(counts.values())
+    return f"[{json.dumps(most)}]" if is_most else ""

@@ -1,8 +1,6 @@
 """PD323: a backward pass computes gradients that no optimizer uses, or that are cleared before it does."""
 
-from collections.abc import Collection
-
-from lightning_perf.records import Finding, Hypothesis, ModelSettings, Session, StageTimes
+from lightning_perf.records import Finding, Hypothesis, ModelSettings, OptimizerSettings, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
 from lightning_perf.rules.rule import Skip, rule
@@ -46,12 +44,13 @@ def check(session: Session) -> Finding | None:
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     backward_s = fraction * computing_s(session, steady, "backward")
-    most = _part_of_passes(session, {one.dropping_backward for one in dropping})
+    least_s, most_s = _pass_s(session, worst, backward_s)
+    if len(dropping) > 1:
+        most_s = backward_s
     how, code = "call requires_grad_(False) on other parameters", ""
     if session.run.has_trainer:
         how = "call toggle_optimizer() before the forward pass of each loss"
         code = "self.toggle_optimizer(optimizer)  # and untoggle_optimizer(optimizer) after its step"
-    least = _part_of_pass(session, model.optimizers.index(worst), site) if model is not None else 0.0
     return timed_finding(
         steady,
         summary=(
@@ -77,40 +76,37 @@ def check(session: Session) -> Finding | None:
                 code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
             ),
         ),
-        claims={"backward": most * backward_s},
-        low_s=least * backward_s,
-        basis=("at least the operators of this pass that no other parameters need, " if least else "")
-        + f"at most all of {'the backward passes of these lines' if most < 1.0 else 'backward'}"
-        + ("" if least else "; the part through these layers was not timed"),
+        claims={"backward": most_s},
+        low_s=least_s,
+        basis="at least the operators of this pass that no other parameters need, at most all of this pass"
+        if least_s
+        else "at most all backward passes; the part through these layers was not timed",
         confidence="medium",
     )
 
 
-def _part_of_pass(session: Session, optimizer: int, site: str) -> float:
-    """Return the part of the backward time in what only this optimizer needs, in the pass that one line starts.
+def _pass_s(session: Session, optimizer: OptimizerSettings, backward_s: float) -> tuple[float, float]:
+    """Return the seconds, of those in backward, that the pass in vain of one line takes at least and at most.
 
-    0 if that is not known: the line starts several passes, of which one may be needed; or the step has no other pass
-    for this optimizer, and so is unlike other steps.
+    At least those in what only this optimizer needs. From 0 to all if that is not known: the line starts several passes
+    of the sampled step, of which one may be needed; or it is not known how often the pass is in vain.
     """
-    passes = session.model_profile.backward_passes if session.model_profile is not None else ()
-    found = next((one for one in passes if site and one.site == site and one.n == 1), None)
-    others = [one for one in passes if one is not found and any(one.only_s[optimizer : optimizer + 1])]
-    total_s = sum(one.total_s for one in passes)
-    return found.only_s[optimizer] / total_s if found is not None and others and total_s > 0 else 0.0
-
-
-def _part_of_passes(session: Session, sites: Collection[str]) -> float:
-    """Return the part of the backward time in the passes that lines start; 1 if unknown.
-
-    It is known if the sampled step has these passes, and optimizers step equally often, so that other steps do, too.
-    """
-    passes = session.model_profile.backward_passes if session.model_profile is not None else ()
-    n_clearings = [one.n_clearings for one in session.settings.model.optimizers] if session.settings.model else [0]
-    total_s = sum(one.total_s for one in passes)
-    found = [one for one in passes if one.site in sites]
-    is_even = max(n_clearings) - min(n_clearings) <= 1
-    is_known = all(sites) and len(found) == len(sites) and total_s > 0 and is_even
-    return sum(one.total_s for one in found) / total_s if is_known else 1.0
+    model, profile, steady = session.settings.model, session.model_profile, steady_of(session)
+    passes = profile.backward_passes if profile is not None else ()
+    found = next((one for one in passes if one.site == optimizer.dropping_backward and one.n == 1), None)
+    index = model.optimizers.index(optimizer) if model is not None else 0
+    if found is None or found.total_s <= 0 or index >= len(found.only_s):
+        return 0.0, backward_s
+    others = [one for one in passes if one is not found and any(one.only_s[index : index + 1])]
+    part = found.total_s / sum(one.total_s for one in passes)
+    most_s = part * backward_s if others else 0.0
+    if optimizer.dropped_per_batch is not None:
+        each_s = optimizer.dropped_per_batch * steady.n_span_steps * found.total_s
+        most_s = max(most_s, min(each_s, backward_s))
+        least_s = min(each_s, part * backward_s)
+    else:  # without another pass for this optimizer, the sampled step is unlike other steps
+        least_s = most_s
+    return found.only_s[index] / found.total_s * least_s, most_s or backward_s
 
 
 def _unused_fraction(model: ModelSettings) -> float:

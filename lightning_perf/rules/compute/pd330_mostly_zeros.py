@@ -20,7 +20,7 @@ _FIXES = {
     ),
     "sparse": (
         "keep the matrix sparse",
-        "torch.sparse.mm(adjacency.to_sparse_csr(), x)  # made sparse once; or scatter_add over the edges",
+        "torch.sparse.mm(adjacency.to_sparse_csr(), x)  # made sparse once, or by collate_fn; or scatter_add",
     ),
 }
 

@@ -53,7 +53,9 @@ _FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "rows": (
         "select the rows that are needed before the layer",
         "with these rows alone, these operators run",
-        "scores = self.head(hidden[:, -1])  # instead of self.head(hidden)[:, -1]",
+        "scores = self.head(hidden[:, -1])  # instead of self.head(hidden)[:, -1]\n"
+        "y = y.index_add(0, rows, gates[rows] * expert(x[rows]))  # rows = gates[:, 0].nonzero()[:, 0]; instead of\n"
+        "# y = y + gates * expert(x), if most gates are 0",
     ),
     "function": ("call {function}", "as one function, these operators run", "y = {function}"),
     "max_norm": (

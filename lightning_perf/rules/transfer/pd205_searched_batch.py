@@ -14,6 +14,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     host = sampled_host(session)
+    most = f", most of them in batch{host.batch_entry}" if host is not None and host.batch_entry else ""
     n_objects = required(host.batch_objects if host is not None else None, "the objects of a batch were not counted")
     searched_s = searched_for_tensors_s(session, steady)
     share = searched_s / steady.span_s
@@ -23,7 +24,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"{percent(share)} of training time is spent searching batches for tensors to move; "
-            f"the first batch holds at least {n_objects:,} objects."
+            f"the first batch holds at least {n_objects:,} objects{most}."
         ),
         evidence=(
             fact("share of the search for tensors", share, "fraction", WAIT_MIN_SHARE),

@@ -437,6 +437,29 @@ def test_watch_counts_dropped_gradients_when_a_pass_reaches_another_optimizers_p
     line = Loop.backward.__code__.co_firstlineno + 3
     assert loop.watch.summary(optimizer_g)["dropping_backward"] == f"test_model.py:{line}"
     assert loop.watch.summary(optimizer_c)["dropping_backward"] == ""
+    assert loop.watch.summary(optimizer_g)["dropped_per_batch"] is None  # the same line is used
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_watch_counts_the_passes_of_a_line_that_are_never_used(every: int) -> None:
+    loop = Loop()
+    generator, optimizer_g = make()
+    critic, optimizer_c = make()
+    for batch in range(1, 13):
+        loop.main.n_steps = batch
+        optimizer_c.zero_grad()
+        loop.watch.before_backward()
+        critic(generator(loop.x)).sum().backward()
+        loop.watch.after_backward()
+        loop.step(optimizer_c)
+        if batch % every == 0:
+            optimizer_g.zero_grad()
+            loop.watch.before_backward()
+            critic(generator(loop.x)).mean().backward()
+            loop.watch.after_backward()
+            loop.step(optimizer_g)
+    assert loop.watch.summary(optimizer_g)["dropped_per_batch"] == 1.0
+    assert loop.watch.summary(optimizer_c)["dropped_per_batch"] == pytest.approx(1 / every, rel=0.2)
 
 
 def test_watch_blames_the_right_optimizer_when_only_one_is_never_cleared() -> None:

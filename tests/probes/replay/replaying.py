@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def logged(model, batch, scale=1.0, unowned=()):
-    log = CallLog(len(batch), unowned=unowned)
+    log = CallLog(len(batch), [batch], unowned=unowned)
     with ArithmeticCounter(model, now_ns=now_ns, times_operators=True, log=log) as counter:
         counter.direction = "forward"
         loss = model(batch).square().mean() * scale

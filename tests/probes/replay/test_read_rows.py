@@ -21,6 +21,11 @@ square = nn.Linear(16, 16)
 words = torch.arange(4)
 last = torch.tensor([3, 9, 5, 7])
 kept = []
+one_in_ten = (torch.arange(40) % 10 == 3).float().view(4, 10, 1)
+gate = nn.Parameter(one_in_ten.clone())
+experts = [nn.Linear(16, 16) for _ in range(10)]
+chosen = torch.arange(40).view(4, 10, 1, 1) % 10
+routed = functional.one_hot(torch.arange(40).view(4, 10) % 10, 10).float()
 
 
 def hold(scores):
@@ -43,6 +48,11 @@ def show(scores):
         (lambda: functional.cross_entropy(head(hidden.transpose(0, 1))[-1], words), ["mm", "add"]),
         (lambda: functional.relu(head(hidden))[:, -1], ["addmm", "relu"]),
         (lambda: head(functional.gelu(narrow(hidden)))[:, -1], ["addmm", "gelu", "addmm"]),
+        (lambda: one_in_ten * head(functional.gelu(narrow(hidden))), ["addmm", "gelu", "addmm"]),
+        (lambda: functional.relu(head(hidden)) * (2 * gate), ["addmm", "relu"]),
+        (lambda: sum(routed[..., n, None] * expert(hidden) for n, expert in enumerate(experts)), ["addmm"]),
+        (lambda: (torch.stack([expert(hidden) for expert in experts], 2) * routed.unsqueeze(-1)).sum(2), ["addmm"]),
+        (lambda: torch.stack([one(hidden) for one in experts], 2).gather(2, chosen.expand(4, 10, 1, 16)), ["addmm"]),
     ],
 )
 def test_layers_are_replayed_on_the_rows_that_are_read(step, names):
@@ -90,6 +100,13 @@ class Whole(torch.autograd.Function):
         lambda: head(hidden).cumsum(1)[:, -1],  # each row needs those before it
         lambda: hold(head(hidden)),
         lambda: show(head(hidden)),
+        lambda: gate * head(hidden),  # its zeros get gradients
+        lambda: (1 - one_in_ten) * head(hidden),
+        lambda: head(hidden) * torch.eye(64)[0],  # for each column
+        lambda: torch.stack([expert(hidden) for expert in experts], 2),
+        lambda: torch.stack([expert(hidden) for expert in experts], 3)[..., :2],
+        lambda: head(hidden).gather(2, last.view(4, 1, 1).expand(4, 10, 2)),
+        lambda: narrow(hidden).gather(1, torch.zeros(4, 1, 16, dtype=torch.int64)),  # an index for each element
         lambda: head(hidden)[:, -1].detach(),  # without a backward pass
         lambda: hidden.clone().requires_grad_().tanh()[:, -1],  # no layer is among them
         lambda: (keys := narrow(hidden[0])) @ keys.T[:, :2],  # each row is needed for all rows of the other

@@ -174,6 +174,12 @@ def test_zeros_that_cannot_be_left_out_are_not_found(multiply):
     assert zero_operand(logged(Layer(multiply), torch.rand(N, K))) is None
 
 
+@pytest.mark.parametrize(("batch", "kind"), [(sparse, "sparse"), (sparse[: K // 2].clone(), None)])
+def test_square_matrices_of_the_batch_are_graphs_and_others_are_features(batch, kind):
+    found = zero_operand(logged(Layer(lambda x, table: x @ table), batch))
+    assert (found.kind if found is not None else None) == kind
+
+
 def test_nothing_is_found_without_zeros():
     log = logged(nn.Linear(K, K), torch.rand(N, K))
     assert zero_operand(log) is None

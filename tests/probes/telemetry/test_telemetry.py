@@ -205,20 +205,24 @@ def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs
 
 
 @pytest.mark.parametrize(
-    ("batch", "n_bytes", "n_objects"),
+    ("batch", "n_bytes", "n_objects", "entry"),
     [
-        ({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]}, 35, 6),
-        (torch.eye(1000).to_sparse(), 20_000, 1),
-        ("no tensor", None, 1),
-        ([[0.5] * 100] * 100, None, 1000),
+        ({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]}, 35, 6, '["meta"]'),
+        ((torch.zeros(4, 2), [0.5, 0.5]), 32, 5, "[1]"),
+        (torch.eye(1000).to_sparse(), 20_000, 1, ""),
+        ("no tensor", None, 1, ""),
+        ([[0.5] * 100] * 100, None, 1000, ""),
+        ({}, None, 1, ""),
     ],
 )
-def test_first_batch_is_measured_by_its_tensors_and_objects(batch: Any, n_bytes: int | None, n_objects: int) -> None:
+def test_first_batch_is_measured_by_its_tensors_and_objects(
+    batch: Any, n_bytes: int | None, n_objects: int, entry: str
+) -> None:
     run = Scripted(host=SimpleNamespace(record=lambda extra: extra, read=lambda at: {}, missing={}))
     for each in (batch, torch.zeros(9)):  # the second is that of another epoch
         run.probe.first_batch(each)
     host = run.probe.record().host
-    assert (host["batch_bytes"], host["batch_objects"]) == (n_bytes, n_objects)
+    assert (host["batch_bytes"], host["batch_objects"], host["batch_entry"]) == (n_bytes, n_objects, entry)
 
 
 @pytest.mark.parametrize("where", ["module", "datamodule", ""])
