@@ -207,12 +207,11 @@ def _share(session: Session, name: str) -> float:
 
 
 def samples_per_step(session: Session) -> int | None:
-    """Return the samples per step of all ranks; None if the batch size of the first loader is unknown."""
+    """Return the samples per step of all loaders and ranks; None if a batch size is unknown."""
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
-    loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
-    if not loaders or loaders[0].batch_size is None:
-        return None
-    return loaders[0].batch_size * session.run.world_size
+    sizes = [loader.batch_size for loader in session.settings.loaders if loader.stage == stage]
+    known = [size for size in sizes if size is not None]
+    return sum(known) * session.run.world_size if known and len(known) == len(sizes) else None
 
 
 def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:

@@ -102,6 +102,18 @@ def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
     assert "did not occur" in found.reason
 
 
+def test_times_are_per_sample_when_only_the_second_loader_has_another_batch_size() -> None:
+    def with_loaders(seed: int, *sizes: int | None) -> Session:
+        loaders = tuple(LoaderSettings(stage="train", index=i, class_name="DataLoader", is_plain=True, batch_size=size)
+                        for i, size in enumerate(sizes))  # fmt: skip
+        return msgspec.structs.replace(simulated(seed), settings=Settings(trainer=TrainerSettings(), loaders=loaders))
+
+    both = compared(with_loaders(1, 8, 8), with_loaders(2, 8, 24))
+    assert both.per == "sample"
+    assert both.times[0].ratio.value == pytest.approx(1 / 2, rel=0.05)
+    assert compared(with_loaders(1, 8, 8), with_loaders(2, 8, None)).per == "step"
+
+
 def test_a_phase_that_one_run_of_a_side_lacks_counts_as_no_time_there() -> None:
     runs = [simulated(seed) for seed in range(4)]
     usual = compared(runs[2], runs[3]).time("validation").base_s
