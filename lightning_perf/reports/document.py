@@ -17,6 +17,9 @@ MAX_ROWS = 5_000
 PAGE_ROWS = 200
 """Rows that static pages show; the TensorBoard tab shows all."""
 
+_BARS = 50
+"""Characters per line that a table with bars needs."""
+
 
 class Part(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
     """One element of a document; the lower-case name of its class is its type in JSON.
@@ -79,11 +82,20 @@ class Perfetto(Part, frozen=True):
 
 
 class Grid(NamedTuple):
-    """A table as text: heads, whether each column holds numbers, rows, and the index of the column of bars."""
+    """A table as text.
+
+    Attributes:
+        heads: One per column.
+        numbers: Whether each column holds numbers.
+        rows: As many cells as heads.
+        rest: Says how many rows are left out; empty if none are.
+        bar: Index of the column of bars; None without one.
+    """
 
     heads: list[str]
     numbers: list[bool]
     rows: list[list[str]]
+    rest: str
     bar: int | None = None
 
 
@@ -135,10 +147,12 @@ class Table(Part, frozen=True):
         n_chars = 1_000 if is_page else self.n_chars
         cells = [[escape(wording.cut(text_of(row[i]), n_chars)) for i in kept] for row in rows]
         heads, numbers = [self.heads[i] for i in kept], [self.numbers[i] for i in kept]
-        if not self.bars or self.bars_min_width > width:
-            return Grid(heads, numbers, cells)
+        n_more = self.left_out + len(self.rows) - len(rows)
+        rest = f"{wording.ELLIPSIS} and {n_more:,} more" if n_more else ""
+        if not self.bars or max(self.bars_min_width, _BARS) > width:
+            return Grid(heads, numbers, cells, rest)
         drawn = [[row[0], draw_bar(length), *row[1:]] for row, length in zip(cells, self.bars, strict=False)]
-        return Grid([heads[0], "", *heads[1:]], [numbers[0], False, *numbers[1:]], drawn, bar=1)
+        return Grid([heads[0], "", *heads[1:]], [numbers[0], False, *numbers[1:]], drawn, rest, bar=1)
 
 
 class Fix(msgspec.Struct, frozen=True):

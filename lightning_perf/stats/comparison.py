@@ -110,8 +110,10 @@ def _time_change(name: str, level_of: LevelOf, sides: Sides, scales: tuple[float
             else:
                 levels.append(found._replace(log=found.log + math.log(scale)))
         known.append(levels)
-        is_absent = not levels and name in PHASES and all(session.steady is not None for session in side)
-        values.append(0.0 if is_absent else math.exp(float(np.mean([one.log for one in levels]))) if levels else None)
+        if len(levels) < len(side) and name in PHASES and all(session.steady is not None for session in side):
+            values.append(sum(math.exp(one.log) for one in levels) / len(side))  # runs without the phase count as 0
+        else:
+            values.append(math.exp(float(np.mean([one.log for one in levels]))) if levels else None)
     is_whole = all(len(levels) == len(side) for levels, side in zip(known, sides, strict=True))
     ratio = ratio_of(known[0], known[1], noise) if is_whole else None
     if ratio is None and not reasons:
@@ -205,12 +207,11 @@ def _share(session: Session, name: str) -> float:
 
 
 def samples_per_step(session: Session) -> int | None:
-    """Return the samples per step of all ranks; None if the batch size of the first loader is unknown."""
+    """Return the samples per step of all loaders and ranks; None if a batch size is unknown."""
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
-    loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
-    if not loaders or loaders[0].batch_size is None:
-        return None
-    return loaders[0].batch_size * session.run.world_size
+    sizes = [loader.batch_size for loader in session.settings.loaders if loader.stage == stage]
+    known = [size for size in sizes if size is not None]
+    return sum(known) * session.run.world_size if known and len(known) == len(sizes) else None
 
 
 def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
@@ -249,7 +250,8 @@ def _run(source: str, session: Session) -> ComparedRun:
 def _figures(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FigureChange]:
     devices = dict.fromkeys(one.device for session in (*before, *after) for one in session.memory.devices)
     figures: list[tuple[str, str, Callable[[Session], float | None]]] = [
-        ("samples per second", "", lambda s: s.steady.samples_per_s if s.steady else None),
+        ("samples per second", "",
+         lambda s: s.steady.samples_per_s * s.run.world_size if s.steady and s.steady.samples_per_s else None),
         ("step p95", "s", lambda s: s.steady.step_s.p95 if s.steady else None),
         ("step p99", "s", lambda s: s.steady.step_s.p99 if s.steady else None),
         ("device waiting for data", "fraction",

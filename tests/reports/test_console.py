@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.progress import Progress, TextColumn
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, HostMemory, HostPhaseMemory, PhaseTime
+from lightning_perf.reports.cells import Value
 from lightning_perf.reports.console import (
     brief_report,
     emit,
@@ -24,6 +25,8 @@ from lightning_perf.reports.console import (
     session_document,
     to_text,
 )
+from lightning_perf.reports.document import Document, section, table
+from lightning_perf.reports.render.markdown import render
 from lightning_perf.rules.findings import fact, make_finding
 from reports.sessions import (
     GIB,
@@ -91,6 +94,23 @@ def test_report_stays_within_the_width_except_for_code(name: str, width: int) ->
 def test_report_keeps_code_whole_when_it_is_longer_than_the_line() -> None:
     text = to_text(session_document(starved()), 60)
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)\n" in text
+
+
+def test_table_keeps_names_and_units_when_the_terminal_is_too_narrow_for_its_numbers() -> None:
+    heads = ("module", "FLOPs", "share", "bytes", "FLOP/byte", "time")
+    row = ("encoder", *(Value(text, 1.0) for text in ("246 k", "100 %", "68.1 KiB", "3.53", "11.6 ms")))
+    one = table(heads, [row], bars="time")
+    text = to_text(Document(None, (), (section("modules", "", [one]),)), 40)
+    assert max(map(len, text.splitlines())) <= 40
+    assert {"encod", "KiB", "ms", "100 %"} <= {part for line in text.splitlines() for part in re.split("  +", line)}
+    assert "█" not in text
+
+
+def test_table_names_the_number_of_rows_that_are_left_out() -> None:
+    one = table(("module",), [(f"layer {i}",) for i in range(20)], n_brief=3)
+    document = Document(None, (), (section("modules", "", [one]),))
+    assert to_text(document).splitlines() == ["module", "layer 0", "layer 1", "layer 2", "… and 17 more"]
+    assert render(document).endswith("| layer 2 |\n\n… and 17 more\n")
 
 
 def test_evidence_keeps_its_name_in_one_line_when_no_evidence_has_a_basis() -> None:

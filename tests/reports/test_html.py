@@ -243,7 +243,7 @@ def test_hundred_kilobytes_of_text_are_cut() -> None:
 def test_many_rows_are_cut_and_counted() -> None:
     missing = {f"figure.{i:05}": "why" for i in range(5000)}
     text = Page(to_page(msgspec.structs.replace(starved(), missing=missing))).text
-    assert "… and 4800 more" in text
+    assert "… and 4,800 more" in text
 
 
 def test_missing_numbers_cause_no_script_error() -> None:

@@ -102,6 +102,36 @@ def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
     assert "did not occur" in found.reason
 
 
+def test_times_are_per_sample_when_only_the_second_loader_has_another_batch_size() -> None:
+    def with_loaders(seed: int, *sizes: int | None) -> Session:
+        loaders = tuple(LoaderSettings(stage="train", index=i, class_name="DataLoader", is_plain=True, batch_size=size)
+                        for i, size in enumerate(sizes))  # fmt: skip
+        return msgspec.structs.replace(simulated(seed), settings=Settings(trainer=TrainerSettings(), loaders=loaders))
+
+    both = compared(with_loaders(1, 8, 8), with_loaders(2, 8, 24))
+    assert both.per == "sample"
+    assert both.times[0].ratio.value == pytest.approx(1 / 2, rel=0.05)
+    assert compared(with_loaders(1, 8, 8), with_loaders(2, 8, None)).per == "step"
+
+
+def test_a_phase_that_one_run_of_a_side_lacks_counts_as_no_time_there() -> None:
+    runs = [simulated(seed) for seed in range(4)]
+    usual = compared(runs[2], runs[3]).time("validation").base_s
+    for i in (0, 1):
+        phases = {name: phase for name, phase in runs[i].steady.phases.items() if name != "validation"}
+        runs[i] = msgspec.structs.replace(runs[i], steady=msgspec.structs.replace(runs[i].steady, phases=phases))
+    found = compared(runs[:3], runs[3]).time("validation")
+    assert found.base_s == pytest.approx(usual / 3)
+    assert found.ratio is None
+
+
+def test_samples_per_second_are_those_of_all_ranks_when_their_number_differs() -> None:
+    two = msgspec.structs.replace(simulated(2), run=msgspec.structs.replace(simulated(2).run, world_size=2))
+    rate = next(one for one in compared(simulated(1), two).figures if one.name == "samples per second")
+    assert rate.base == simulated(1).steady.samples_per_s
+    assert rate.new == 2 * two.steady.samples_per_s
+
+
 @pytest.mark.parametrize(("n_first_steps", "epoch_steps", "per_n"), [(40, 2, 2), (0, 1, 1)])
 def test_time_between_steps_is_divided_by_each_step_once_when_epochs_are_short(
     n_first_steps: int, epoch_steps: int, per_n: int

@@ -20,6 +20,8 @@ SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cya
 _VERDICT_STYLES = {"healthy": "bold green"}
 QUIET = "dim"
 _INDENT = 8
+_LEAST_TEXT = 8
+"""Least width of a column of text beside numbers that are not wrapped."""
 _LONGEST_VALUE = 30
 """Longest value of an evidence that is never wrapped."""
 
@@ -125,8 +127,10 @@ class Page:
             yield self._text(table.title, "bold")
         if table.about:
             yield self._text(table.about, QUIET)
-        heads, numbers, rows, bar = table.grid(self._width, lambda length: _bar(length, self._bar_width))
-        yield self._grid(rows, numbers, heads, bar=bar)
+        shown = table.grid(self._width, lambda length: _bar(length, self._bar_width))
+        yield self._grid(shown.rows, shown.numbers, shown.heads, bar=shown.bar)
+        if shown.rest:
+            yield self._text(shown.rest, QUIET)
 
     def _grid(
         self,
@@ -139,8 +143,13 @@ class Page:
         bar: int | None = None,
     ) -> RenderableType:
         grid = Grid.grid(padding=(0, 2, 0, 0))
-        for is_number in numbers or [False] * len(rows[0]):
-            grid.add_column(justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        columns = numbers or [False] * len(rows[0])
+        lines = [heads, *rows] if any(heads) else rows
+        widths = [max(cell_len(line[i]) for line in lines) + 2 for i in range(len(columns))]
+        needed = sum(width if each else _LEAST_TEXT for width, each in zip(widths, columns, strict=True))
+        fits = needed <= self._width - indent  # otherwise numbers are wrapped, too: rich would cut them
+        for is_number in columns:
+            grid.add_column(justify="right" if is_number else "left", overflow="fold", no_wrap=is_number and fits)
         if any(heads):
             grid.add_row(*(self._text(head, QUIET) for head in heads))
         for row in rows:

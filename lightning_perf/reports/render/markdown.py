@@ -94,9 +94,11 @@ def _table(one: doc.Table) -> Iterator[str]:
         yield f"#### {escape(one.title)}"
     if one.about:
         yield escape(one.about)
-    heads, numbers, rows, _ = one.grid(_WIDTH, lambda length: "▇" * round(_BAR_WIDTH * length), escape)
-    rule = ["---:" if is_number else "---" for is_number in numbers]
-    yield "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
+    shown = one.grid(_WIDTH, lambda length: "▇" * round(_BAR_WIDTH * length), escape)
+    rule = ["---:" if is_number else "---" for is_number in shown.numbers]
+    yield "\n".join("| " + " | ".join(row) + " |" for row in (shown.heads, rule, *shown.rows))
+    if shown.rest:
+        yield shown.rest
 
 
 def _folded(title: str, parts: Sequence[str]) -> str:
