@@ -20,7 +20,7 @@ from lightning_perf import PerfDoctor, load
 from lightning_perf.records import SESSION_FILE
 
 from .conftest import Counted, Make, assert_adds_up, assert_nothing_left
-from .models import FetchesItself, Manual, Stream, Tiny, loader, unsized_loader
+from .models import BATCH_SIZE, N_FEATURES, FetchesItself, Manual, Stream, Tiny, loader, unsized_loader
 
 
 def fitted(
@@ -149,6 +149,8 @@ def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer
     assert counted.n_steps in (5, 6)  # Lightning 2.4 trains with the batch again after which it saved
     assert session.run.n_steps == counted.n_steps
     assert session.run.n_optimizer_steps == counted.n_steps
+    assert session.provenance.sample_shapes == (str(N_FEATURES),)
+    assert session.telemetry.host.batch_bytes == BATCH_SIZE * N_FEATURES * 4
     assert_adds_up(session)
 
 
