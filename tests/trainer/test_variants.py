@@ -116,7 +116,9 @@ def test_no_files_are_written_when_fast_dev_run(make_trainer: Make, tmp_path: Pa
     assert doctor.session.run.n_steps == 1
 
 
-def test_session_is_written_when_max_time_is_over_before_the_first_step(make_trainer: Make) -> None:
+def test_session_is_written_when_max_time_is_over_before_the_first_step(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     doctor = PerfDoctor()
     trainer = make_trainer(doctor, max_time=timedelta(0), max_epochs=-1)
     profiler = trainer.profiler
@@ -126,6 +128,7 @@ def test_session_is_written_when_max_time_is_over_before_the_first_step(make_tra
     assert doctor.session.run.n_steps == 0
     assert doctor.session.steady is None
     assert "steady" in doctor.session.missing
+    assert "max_time was already reached" in " ".join(capsys.readouterr().out.split())
 
 
 def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer: Make, tmp_path: Path) -> None:
