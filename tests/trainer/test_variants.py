@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
@@ -155,6 +155,11 @@ def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer
     assert session.provenance.sample_shapes == (str(N_FEATURES),)
     assert session.telemetry.host.batch_bytes == BATCH_SIZE * N_FEATURES * 4
     assert_adds_up(session)
+
+
+def test_accumulation_is_that_of_the_last_epoch_when_a_callback_schedules_it(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Tiny(), GradientAccumulationScheduler({0: 4, 1: 2}), max_epochs=2)
+    assert session.settings.trainer.accumulate_grad_batches == 2
 
 
 def test_second_fit_gives_an_empty_session_when_the_trainer_is_finished(make_trainer: Make) -> None:
