@@ -196,7 +196,7 @@ class DoctorHooks(UserLoop, Results):
         main = loop.main
         if batch_idx == 0 or main.n_steps >= loop.next_instrumented_step or main.is_in_batch:
             self._probes.step_begins(loop, batch)
-            if batch_idx == 0:
+            if main.n_steps == 0:
                 self._probes.notify("first_batch", batch)
             return
         try:

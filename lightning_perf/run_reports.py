@@ -360,9 +360,13 @@ def _has_no_step(session: Session) -> bool:
 
 
 def _why_no_step(session: Session) -> str:
-    if session.run.stage == "fit":
-        return "no step was run: max_epochs or max_steps was already reached, or the loader is empty or limited to 0"
-    return "no batch was run: the loader is empty or limited to 0"
+    empty = "the loader is empty or limited to 0"
+    if session.run.stage != "fit":
+        return f"no batch was run: {empty}"
+    return (
+        f"no step was run: max_epochs, max_steps or max_time was already reached, {empty}, or on_train_batch_start "
+        "returned -1"
+    )
 
 
 def _require_writable(folder: Path) -> None:

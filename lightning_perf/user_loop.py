@@ -271,12 +271,12 @@ class LoopRun:
 class Steps:
     """The batches of a loader, each as a step; what ``PerfDoctor.steps`` returns."""
 
-    def __init__(self, loader: Iterable[Any], run: LoopRun | None, validation: bool | None) -> None:
-        self._loader, self._run, self._validation = loader, run, validation
+    def __init__(self, loader: Iterable[Any], doctor: UserLoop, code: CodeType, validation: bool | None) -> None:
+        self._loader, self._doctor, self._code, self._validation = loader, doctor, code, validation
 
     def __iter__(self) -> Iterator[Any]:
-        run = self._run
-        if run is None or run.is_over:
+        run = self._doctor._user_run(self._code)  # another one if the run of the last loop was closed
+        if run is None:
             return iter(self._loader)
         run.add_loop_function(sys._getframe(1).f_code)  # ``steps`` may have been called in another function
         return self._batches(run)
@@ -329,7 +329,7 @@ class UserLoop:
             validation: Whether the loop validates. None: it does within another loop, without gradients, and if the
                 watched models are in evaluation mode and the last training loop had another loader.
         """
-        return Steps(loader, self._user_run(sys._getframe(1).f_code), validation)
+        return Steps(loader, self, sys._getframe(1).f_code, validation)
 
     def step(self, batch: Any = None) -> Step:
         """Measure one step of a loop without a Trainer: ``with doctor.step():``; within ``steps`` it does nothing.

@@ -147,7 +147,7 @@ class Probe:
         """Handle the end of setup: loaders, model and optimizers exist, and the checkpoint is loaded."""
 
     def first_batch(self, batch: Any) -> None:
-        """Handle the first batch of a training epoch."""
+        """Handle the first batch of a fit."""
 
     def before_backward(self) -> None:
         """Handle the start of a backward pass."""

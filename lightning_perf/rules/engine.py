@@ -35,7 +35,7 @@ from .ranking import causes_first, sort_key_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import lacks_device_events
 from .verdict import trace_verdict_of, verdict_of
-from .without_trainer import with_manual_optimization, without_trainer
+from .without_trainer import without_refused_flags, without_trainer
 
 EVERYTHING = "PD"
 
@@ -198,8 +198,7 @@ def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding |
     labeled = msgspec.structs.replace(finding, code=rule.code, name=rule.name, category=rule.category, summary=summary)
     if not session.run.has_trainer:
         return without_trainer(labeled)
-    is_manual = session.settings.trainer.is_automatic_optimization is False
-    return with_manual_optimization(labeled) if is_manual else labeled
+    return without_refused_flags(labeled, session.settings.trainer)
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:

@@ -1,11 +1,11 @@
-"""Recommendations in place of Trainer flags, for loops without a Trainer and for manual optimization."""
+"""Recommendations in place of Trainer flags: for loops without a Trainer, manual optimization, and a scheduler."""
 
 import re
-from collections.abc import Container
+from collections.abc import Mapping
 
 import msgspec
 
-from lightning_perf.records import Finding, Prescription
+from lightning_perf.records import Finding, Prescription, TrainerSettings
 
 from .findings import how_to_measure
 
@@ -32,8 +32,10 @@ _SUMMARY = {
     "log_every_n_steps": "log every {} steps",
     "accumulate_grad_batches": "step the optimizer every {} batches",
 }
-_AUTOMATIC = ("accumulate_grad_batches", "gradient_clip_val")
-"""Flags that Lightning refuses for a module with manual optimization."""
+_MANUAL = {name: _CODE[name] for name in ("accumulate_grad_batches", "gradient_clip_val")}
+"""Code instead of the flags that Lightning refuses for a module with manual optimization."""
+_SCHEDULED = {"accumulate_grad_batches": "GradientAccumulationScheduler({{0: {}}})  # change the callback that you use"}
+"""Code instead of the flag that Lightning refuses beside this callback."""
 
 
 def without_trainer(finding: Finding) -> Finding:
@@ -43,11 +45,16 @@ def without_trainer(finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, summary=summary, prescriptions=changed)
 
 
-def with_manual_optimization(finding: Finding) -> Finding:
-    """Return the finding with code of the module's own instead of flags that Lightning refuses for it."""
+def without_refused_flags(finding: Finding, trainer: TrainerSettings) -> Finding:
+    """Return the finding with code instead of flags that Lightning refuses for this training."""
+    if trainer.is_automatic_optimization is False:
+        codes = _MANUAL
+    elif "GradientAccumulationScheduler" in trainer.callbacks:
+        codes = _SCHEDULED
+    else:
+        return finding
     changed = (
-        _changed(one, _AUTOMATIC) if any(name in one.code for name in _AUTOMATIC) else one
-        for one in finding.prescriptions
+        _changed(one, codes) if any(name in one.code for name in codes) else one for one in finding.prescriptions
     )
     return msgspec.structs.replace(finding, prescriptions=tuple(changed))
 
@@ -57,14 +64,14 @@ def _without_hook(fix: Prescription) -> Prescription:
     return msgspec.structs.replace(fix, code=code)
 
 
-def _changed(fix: Prescription, names: Container[str]) -> Prescription:
+def _changed(fix: Prescription, codes: Mapping[str, str]) -> Prescription:
     """Return the recommendation with code instead of these flags; without them, no argument of a loader is applied."""
     summary = fix.summary
     for name, value in _FLAG.findall(fix.code):
-        if name in names and name in _SUMMARY:
+        if name in codes and name in _SUMMARY:
             said = _SUMMARY[name].format(value)
             summary = summary.replace(f"set {name}={value}", said).replace(f"{name}={value}", said)
-    code = _FLAG.sub(lambda flag: _CODE[flag[1]].format(flag[2]) if flag[1] in names else flag[0], fix.code)
+    code = _FLAG.sub(lambda flag: codes[flag[1]].format(flag[2]) if flag[1] in codes else flag[0], fix.code)
     loader_args = {} if fix.trainer_flags else fix.loader_args
     return msgspec.structs.replace(
         fix, treatment="", trainer_flags={}, loader_args=loader_args, code=code, summary=summary

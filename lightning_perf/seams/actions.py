@@ -1,5 +1,6 @@
 """Lightning's classes in either namespace, the actions that its loops announce, and the stage of a Trainer."""
 
+import math
 import os
 import re
 from inspect import getattr_static, unwrap
@@ -104,6 +105,12 @@ def last_checkpoint(trainer: Any) -> str | None:
     paths = {each.get(name) for each in known for name in ("last_model_path", "best_model_path")}
     written = {path: os.path.getmtime(path) for path in paths if type(path) is str and os.path.exists(path)}
     return max(written, key=written.__getitem__, default=None)
+
+
+def time_left_s(trainer: Any) -> float:
+    """Return the seconds until Lightning's own ``Timer``, which ``max_time`` adds, ends a fit; infinity without one."""
+    timers: list[Any] = [each for each in trainer.callbacks if base_class(type(each), ("Timer",)) is type(each)]
+    return min((left for each in timers if (left := each.time_remaining()) is not None), default=math.inf)
 
 
 def base_class(cls: type, names: tuple[str, ...]) -> type | None:

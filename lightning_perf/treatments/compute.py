@@ -28,6 +28,8 @@ class Accumulate(Treatment):
     def applies_to(self, session: Session) -> str | None:
         if session.settings.trainer.is_automatic_optimization is False:
             return "optimization is manual: the module itself decides when it steps"
+        if "GradientAccumulationScheduler" in session.settings.trainer.callbacks:
+            return "GradientAccumulationScheduler decides when the optimizer steps, beside which Lightning refuses it"
         now, wanted = session.settings.trainer.accumulate_grad_batches, self.default_value(session)
         return f"accumulate_grad_batches is {now} already" if now is not None and now >= wanted else None
 

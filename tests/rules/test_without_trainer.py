@@ -109,3 +109,25 @@ def test_code_is_that_of_the_module_when_lightning_refuses_the_flag(code: str, c
         assert not {"accumulate_grad_batches", "gradient_clip_val"} & set(fix.trainer_flags)
         assert not fix.loader_args  # half the batch without accumulation would be another training
         assert "accumulate_grad_batches" not in fix.summary
+
+
+@pytest.mark.parametrize(
+    ("code", "case", "expected"),
+    [
+        (
+            "PD401",
+            "states the batch that fits",
+            "DataLoader(..., batch_size=32)\nGradientAccumulationScheduler({0: 2})",
+        ),
+        ("PD702", "fires when communication is exposed", "GradientAccumulationScheduler({0: 4})"),
+    ],
+)
+def test_code_is_that_of_the_callback_when_it_schedules_accumulation(code: str, case: str, expected: str) -> None:
+    (session,) = (one["session"] for one in load_cases(CASES / f"{code}.yml") if one["name"] == case)
+    settings = session.get("settings", {})
+    trainer = {**settings.get("trainer", {}), "callbacks": ["GradientAccumulationScheduler"]}
+    finding = finding_of(code, {**session, "settings": {**settings, "trainer": trainer}})
+    assert [fix for fix in finding.prescriptions if expected in fix.code]
+    for fix in finding.prescriptions:
+        assert "accumulate_grad_batches" not in (*fix.trainer_flags, fix.summary, fix.code)
+        assert fix.treatment != "accumulate"

@@ -361,6 +361,18 @@ def test_batches_are_passed_on_when_the_run_is_closed_within_the_loop() -> None:
     assert n_batches == 5
 
 
+def test_batches_kept_from_before_a_close_are_measured_in_a_run_of_their_own() -> None:
+    setup = Setup()
+    batches = setup.steps(loader(6))
+    sessions = []
+    for _ in range(2):
+        for batch in batches:
+            setup.step(batch)
+        sessions.append(setup.close())
+    assert [one.run.n_steps for one in sessions] == [6, 6]
+    assert sessions[0].run.id != sessions[1].run.id
+
+
 def test_run_is_reported_when_python_ends_without_close() -> None:
     setup = Setup()
     for batch in setup.steps(loader(4)):

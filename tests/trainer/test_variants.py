@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
@@ -20,7 +20,7 @@ from lightning_perf import PerfDoctor, load
 from lightning_perf.records import SESSION_FILE
 
 from .conftest import Counted, Make, assert_adds_up, assert_nothing_left
-from .models import FetchesItself, Manual, Stream, Tiny, loader, unsized_loader
+from .models import BATCH_SIZE, N_FEATURES, FetchesItself, Manual, Stream, Tiny, loader, unsized_loader
 
 
 def fitted(
@@ -116,7 +116,9 @@ def test_no_files_are_written_when_fast_dev_run(make_trainer: Make, tmp_path: Pa
     assert doctor.session.run.n_steps == 1
 
 
-def test_session_is_written_when_max_time_is_over_before_the_first_step(make_trainer: Make) -> None:
+def test_session_is_written_when_max_time_is_over_before_the_first_step(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     doctor = PerfDoctor()
     trainer = make_trainer(doctor, max_time=timedelta(0), max_epochs=-1)
     profiler = trainer.profiler
@@ -126,6 +128,7 @@ def test_session_is_written_when_max_time_is_over_before_the_first_step(make_tra
     assert doctor.session.run.n_steps == 0
     assert doctor.session.steady is None
     assert "steady" in doctor.session.missing
+    assert "max_time was already reached" in " ".join(capsys.readouterr().out.split())
 
 
 def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer: Make, tmp_path: Path) -> None:
@@ -149,7 +152,14 @@ def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer
     assert counted.n_steps in (5, 6)  # Lightning 2.4 trains with the batch again after which it saved
     assert session.run.n_steps == counted.n_steps
     assert session.run.n_optimizer_steps == counted.n_steps
+    assert session.provenance.sample_shapes == (str(N_FEATURES),)
+    assert session.telemetry.host.batch_bytes == BATCH_SIZE * N_FEATURES * 4
     assert_adds_up(session)
+
+
+def test_accumulation_is_that_of_the_last_epoch_when_a_callback_schedules_it(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Tiny(), GradientAccumulationScheduler({0: 4, 1: 2}), max_epochs=2)
+    assert session.settings.trainer.accumulate_grad_batches == 2
 
 
 def test_second_fit_gives_an_empty_session_when_the_trainer_is_finished(make_trainer: Make) -> None:

@@ -120,6 +120,7 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("fused-optimizer", {"trainer": {"precision": "bf16-mixed", "gradient_clip_val": 1.0}}, "clipping"),
         ("fused-optimizer", {"trainer": {"precision": "bf16-mixed"}, "model": {"clips_gradients": True}}, "clipping"),
         ("accumulate", {"trainer": {"is_automatic_optimization": False}}, "manual"),
+        ("accumulate", {"trainer": {"callbacks": ("GradientAccumulationScheduler",)}}, "refuses"),
         ("accumulate", {"trainer": {"accumulate_grad_batches": 4}}, "already"),
         ("log-every-n", {"trainer": {"log_every_n_steps": 50}}, "already"),
         ("progress-refresh", {"trainer": {"progress_bar": None}}, "no progress bar"),

@@ -175,7 +175,7 @@ class LoaderWatch(Probe):
     def _load(self, steady: StageTimes) -> tuple[float, int]:
         """Return the seconds per step that the training computes, and its number of threads."""
         wait_s = steady.phases["data_wait"].total_s if "data_wait" in steady.phases else 0.0
-        compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
+        compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_span_steps)
         most = float(self._run.settings.torch.n_threads or 1)
         if self.trainer.strategy.root_device.type != "cpu":
             most = 1.0  # the thread that launches kernels and waits for them

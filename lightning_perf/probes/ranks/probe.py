@@ -160,8 +160,10 @@ def rank_summary(
     if steady is None or steady.n_steps == 0:
         return None
 
+    n_steps = steady.n_span_steps
+
     def mean_s(*phases: str) -> float:
-        return sum(steady.phases[name].total_s for name in phases if name in steady.phases) / steady.n_steps
+        return sum(steady.phases[name].total_s for name in phases if name in steady.phases) / n_steps
 
     def median_s(*phases: str) -> float:
         return sum(steady.phases[name].p50_s or 0.0 for name in phases if name in steady.phases)
@@ -170,7 +172,7 @@ def rank_summary(
     # between epochs, and so are limited to the phases.
     loop_s = mean_s("scheduler", "callbacks", "logging", "other")
     outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
-    outside_s = min(outside * steady.span_s / steady.n_steps, loop_s)
+    outside_s = min(outside * steady.span_s / n_steps, loop_s)
     data_s, host_s = mean_s("data_wait", "transfer"), loop_s - outside_s
     own_backward_s = watch.own_s() if watch is not None else None
     waiting_s = watch.waiting_s() if watch is not None and watch.is_on_device else None
@@ -208,7 +210,7 @@ def rank_summary(
         parts_s=parts_s,
         wait_share=wait.share if wait is not None else 0.0,
         slowest_name=f"{slowest.name}.{slowest.hook}" if slowest is not None else None,
-        slowest_s=slowest.share * steady.span_s / steady.n_steps if slowest is not None else 0.0,
+        slowest_s=slowest.share * steady.span_s / n_steps if slowest is not None else 0.0,
         n_batches=latest.n_steps if latest is not None else None,
         n_samples=latest.samples if latest is not None else None,
         n_unused=watch.n_unused if watch is not None else None,

@@ -82,6 +82,8 @@ class SettingsProbe(Probe):
                 self.missing.pop(name, None)
         prog_bar_metrics, sync_dist_on_step = logged or (None, None)
         trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
+        if type(context.trainer.accumulate_grad_batches) is int:  # a callback may change it in each epoch
+            trainer = replace(trainer, accumulate_grad_batches=context.trainer.accumulate_grad_batches)
         if self._saw_anomaly_detection:
             trainer = replace(trainer, is_anomaly_detection_on=True)
         model = settings.model

@@ -37,7 +37,7 @@ class ProvenanceProbe(Probe):
         self._git: subprocess.Popen[bytes] | None = None
         self._code: dict[str, Any] = {}
         self._parameters: str | None = None
-        self._samples: tuple[str, ...] | None = None
+        self._samples: tuple[str, ...] = ()
         self._dataset: str | None = None
 
     @classmethod
@@ -65,17 +65,16 @@ class ProvenanceProbe(Probe):
 
     def first_batch(self, batch: Any) -> None:
         """Read the shapes of the first batch; nested tensors have none."""
-        if self._samples is None:
-            found = plain.tensors_in(batch, left=plain.search_limit())
-            tensors = [each for each in found if not plain.field(each, "is_nested")]
-            shapes = [tuple(plain.field(each, "shape")) for each in tensors[:_MAX_TENSORS]]
-            self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
+        found = plain.tensors_in(batch, left=plain.search_limit())
+        tensors = [each for each in found if not plain.field(each, "is_nested")]
+        shapes = [tuple(plain.field(each, "shape")) for each in tensors[:_MAX_TENSORS]]
+        self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
 
     def record(self) -> Provenance:
         self._read_git()
         return Provenance(
             parameters=self._parameters,
-            sample_shapes=self._samples or (),
+            sample_shapes=self._samples,
             dataset=self._dataset,
             script=None if self._script is None else self._path_in_project(self._script),
             **self._code,

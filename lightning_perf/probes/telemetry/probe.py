@@ -86,7 +86,7 @@ class TelemetryProbe(Probe):
         self._batch_bytes: int | None = None
         self._batch_objects: int | None = None
         self._batch_entry = ""
-        self._has_batch, self._is_searched = False, True
+        self._is_searched = True
         self._disk_of: Any = None
         self._lock = threading.Lock()
         self._background = BackgroundThread("lightning-perf telemetry", self._sample_and_rest, _JOIN_S)
@@ -148,9 +148,6 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        if self._has_batch:
-            return  # of an earlier epoch
-        self._has_batch = True
         left = plain.search_limit()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(map(n_bytes, tensors)) or None

@@ -306,7 +306,8 @@ class LoopTimer(ActionSpans):
 
     def batches_left(self) -> float:
         """Estimate how many batches are still to be trained; infinity if the Trainer has no limit."""
-        trainer, lengths = self.trainer, [math.inf]
+        trainer, step_ns = self.trainer, self.main.recent_median_ns()
+        lengths = [self.main.n_steps + seams.time_left_s(trainer) * 1e9 / step_ns if step_ns else math.inf]
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             lengths.append((trainer.max_epochs - self._done_before[0]) * trainer.num_training_batches)
         if trainer.max_steps is not None and trainer.max_steps >= 0:

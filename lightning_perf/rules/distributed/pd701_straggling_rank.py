@@ -51,7 +51,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     if excess_s < least_excess * usual_s or excess_s < least_share * step_s:
         return None
     cause = "host time without compute" if is_traced and part == "host" else _CAUSES[part]
-    lost_s = min(excess_s, step_s) * steady.n_steps
+    lost_s = min(excess_s, step_s) * steady.n_span_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
     measured_s = _measured_s(ranks, worst)
     # Loading and compute do not disappear: they are distributed over all ranks.
@@ -95,7 +95,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         ),
         prescriptions=_prescription(worst, part, is_traced),
         claims=_claims(session, steady, worst, part, lost_s, is_traced),
-        low_s=0.0 if measured_s is None else least_part * min(lost_s, measured_s * steady.n_steps),
+        low_s=0.0 if measured_s is None else least_part * min(lost_s, measured_s * steady.n_span_steps),
         method="modeled" if measured_s is None else "timed",
         basis=(
             f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of step time)"

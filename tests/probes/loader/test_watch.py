@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from lightning_perf.probes.loader.watch import LoaderWatch, has_stopped
-from lightning_perf.records import LoaderSettings, Settings
+from lightning_perf.records import LoaderSettings, Settings, TorchSettings
+from tests.probes.ranks.synthetic import steady
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,16 @@ def test_a_loader_that_is_no_dataloader_is_the_reason_that_it_is_not_measured(pr
         trainer=None, loop=None, probe_data=probe_data, settings=Settings(loaders=(loader,)), probes=probes
     )
     assert LoaderWatch(run).reasons() == {"loader_probe": refusal}
+
+
+def test_load_divides_waits_by_all_steps_when_epochs_are_short() -> None:
+    times = msgspec.structs.replace(steady(data_wait=0.004, forward=0.006), n_steps=50, n_first_steps=50)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    run = SimpleNamespace(
+        trainer=trainer,
+        loop=None,
+        probe_data=True,
+        settings=Settings(torch=TorchSettings(n_threads=1)),
+        probes=SimpleNamespace(find=lambda kind: None),
+    )
+    assert LoaderWatch(run)._load(times) == (pytest.approx(0.006), 1)

@@ -37,6 +37,25 @@ def test_waiting_between_epochs_is_no_part_of_a_step() -> None:
     assert found.own_s + found.waiting_s == pytest.approx(found.step_s)
 
 
+def test_work_of_first_steps_of_epochs_is_divided_by_their_number_too() -> None:
+    steps = Steps()
+    for _ in range(60):
+        steps.step(own_s=0.003, waiting_s=0.007)
+    times = steady(data_wait=0.001, forward=0.004, backward=0.010, callbacks=0.005)
+    short = msgspec.structs.replace(times, n_steps=50, n_first_steps=50)  # of 50 epochs with two batches
+    host = NamedTime(
+        name="Callback",
+        kind="callback",
+        hook="on_train_batch_end",
+        phase="callbacks",
+        total_s=0.5,
+        share=0.25,
+        n_calls=1,
+    )
+    found, expected = (rank_summary(0, each, [host, broadcast(0.1)], (), steps.watch) for each in (short, times))
+    assert msgspec.structs.replace(found, n_steps=100) == expected
+
+
 def test_step_that_was_cut_short_does_not_count_as_waiting_of_the_others() -> None:
     steps = Steps()
     for _ in range(60):

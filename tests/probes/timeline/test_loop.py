@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import gc
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_perf.probes.telemetry.pauses import GarbagePauses
@@ -397,6 +398,16 @@ def test_expected_wall_time_follows_the_trainers_limits(max_epochs: Any, max_ste
     bench.step()
     bench.step()
     assert bench.loop.expected_wall_s(step_ns=0.4e9) == pytest.approx(expected * 0.4)
+
+
+@pytest.mark.parametrize(("max_epochs", "expected_s"), [(None, 1.2 + 5), (1000, 1.2 + 5), (1, 4.0)])
+def test_expected_wall_time_is_limited_by_max_time(max_epochs: int | None, expected_s: float) -> None:
+    bench = Bench()
+    bench.callbacks.append(Timer(timedelta(seconds=5)))
+    bench.trainer.max_epochs = max_epochs
+    for _ in range(3):
+        bench.step()
+    assert bench.loop.expected_wall_s(step_ns=0.4e9) == pytest.approx(expected_s)
 
 
 def test_expected_wall_time_counts_batches_when_several_optimizers_step_in_each() -> None:
