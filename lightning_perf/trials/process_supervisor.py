@@ -28,7 +28,6 @@ _TERM_S = 1.0
 _KILL_S = 30.0  # a process that is stuck in the kernel, or of another user, cannot be killed
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _OOM_SCORE = "500"  # of 1000: if memory runs out, the kernel kills a run rather than other processes
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def main(spec_path: str) -> None:
@@ -152,33 +151,30 @@ def _descendants() -> list[int]:
 
 
 def _memory_bytes(is_exact: bool = False) -> int:
-    """Return the resident memory of all processes together.
+    """Return the resident memory of all processes together, without mapped files, which the kernel can drop.
 
     With ``is_exact``, pages shared by forked processes count once, which makes the kernel visit every page.
     """
     own = shared = 0
     for pid in _descendants():
-        if is_exact and (proportional := _proportional_bytes(pid)) is not None:
-            own += proportional // _PAGE_BYTES
+        exact = _kib_of(f"/proc/{pid}/smaps_rollup") if is_exact else {}
+        if b"Pss:" in exact:
+            own += exact[b"Pss:"] - exact.get(b"Pss_File:", 0)
             continue
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                fields = file.read().split()
-        except OSError:
-            continue
-        own += int(fields[1]) - int(fields[2])
-        shared = max(shared, int(fields[2]))
-    return (own + shared) * _PAGE_BYTES
+        rough = _kib_of(f"/proc/{pid}/status")
+        own += rough.get(b"RssAnon:", rough.get(b"VmRSS:", 0))
+        shared = max(shared, rough.get(b"RssShmem:", 0))
+    return (own + shared) * 1024
 
 
-def _proportional_bytes(pid: int) -> int | None:
-    """Return the proportional set size of a process; None if it cannot be read."""
+def _kib_of(path: str) -> dict[bytes, int]:
+    """Return the values in KiB of a file below /proc, by name; empty if it cannot be read."""
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            lines = file.read().splitlines()
+        with open(path, "rb") as file:
+            lines = [line.split() for line in file]
     except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) == 3 and words[2] == b"kB"}
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def run_supervised(
         command: The user's command.
         job: The job.
         time_limit_s: Seconds after which the command is killed; None for no limit.
-        memory_limit_bytes: Resident memory of all its processes together, above which it is killed; None for no limit.
+        memory_limit_bytes: Memory of all its processes together, without mapped files, above which it is killed; None
+            for no limit.
         environment: Variables added to this process's own.
         warn: Called with one line if no Lightning Trainer was imported after a minute.
 
