@@ -145,6 +145,7 @@ def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
         traceback.print_exception(error)
     if not (Path(job.folder) / RESULT_FILE).exists():
         Result(status="failed", reason=reason).write(job.folder)
+    note(job, "over")
     leave(FAILED)
 
 

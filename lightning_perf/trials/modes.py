@@ -17,7 +17,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import parse_all
 from lightning_perf.trials.inject_callbacks import TreaterHooks, add_doctor, add_hooks
 from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
-from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, warn
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, note, warn
 from lightning_perf.trials.meter import MeterHooks
 from lightning_perf.trials.outputs import Outputs
 
@@ -107,8 +107,12 @@ class TrialMode:
         except BaseException as error:  # noqa: BLE001 - reported before the script can catch it and continue
             fail(self.job, describe(error), error)
         if self.is_over:
-            leave(0)
+            self._leave()
         return returned
+
+    def _leave(self) -> None:
+        note(self.job, "over")
+        leave(0)
 
     @property
     def is_over(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
+_LEFT_EVERY_S = 1.0
 _EXACT_MEMORY_EVERY_S = 1.0  # not more often, because it stops the training briefly
 _STRAGGLERS_S = 15.0  # for processes that outlive the first one: one of them may be the training
 _MEASURED_S = 3.0  # the same after a measurement: other ranks and workers end a little after the first process
@@ -65,7 +66,8 @@ def main(spec_path: str) -> None:
 
 def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[str, Any], started: float) -> None:
     memory_limit, time_limit = spec["memory_limit_bytes"], spec["time_limit_s"]
-    read_at, read_exactly_at = 0.0, -_EXACT_MEMORY_EVERY_S
+    read_at, read_exactly_at, checked_at = 0.0, -_EXACT_MEMORY_EVERY_S, 0.0
+    seen: set[int] = set()
     while not ended["reason"]:
         if _wait_for_close():
             ended["reason"] = "interrupted"
@@ -73,6 +75,10 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         if command.poll() is not None:
             break
         now = time.monotonic()
+        if now - checked_at >= _LEFT_EVERY_S:
+            checked_at = now
+            if _has_left(spec["events"], seen):  # a shell script may go on with other programs
+                break
         if time_limit is not None and now - started > time_limit:
             ended["reason"] = f"it ran past its time limit of {time_limit:g} s"
         if memory_limit is None or now - read_at < _MEMORY_EVERY_S:
@@ -88,6 +94,21 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         _wait_for_stragglers(_MEASURED_S if os.path.exists(spec["result"]) else _STRAGGLERS_S)
     _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)
     ended["code"] = command.poll()
+
+
+def _has_left(events: str, seen: set[int]) -> bool:
+    """Return whether a measurement is over and all processes that trained have ended.
+
+    Those that ran are added to ``seen``: a process that is never seen may run in a container.
+    """
+    try:
+        with open(events, "rb") as file:
+            words = [line.split() for line in file if line.startswith((b"fit ", b"over ")) and line.endswith(b"\n")]
+    except OSError:
+        return False
+    pids, running = {int(pid) for _, pid in words}, set(_descendants())
+    seen |= pids & running
+    return any(event == b"over" for event, _ in words) and pids <= seen - running
 
 
 def _wait_for_stragglers(seconds: float) -> None:

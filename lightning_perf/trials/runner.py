@@ -82,8 +82,9 @@ def run_supervised(
 ) -> Ended:
     """Run a command with a job; none of its processes is left when this returns or raises.
 
-    A training that lightning-perf cannot reach is ended, because it would run to its end without a measurement. The
-    job's folder gets ``log.txt`` and the other files, which replace those of an earlier run.
+    The command is ended soon after the measured script, so that a shell script does not go on. A training that
+    lightning-perf cannot reach is ended, because it would run to its end without a measurement. The job's folder gets
+    ``log.txt`` and the other files, which replace those of an earlier run.
 
     Args:
         command: The user's command.
@@ -116,6 +117,7 @@ def run_supervised(
         "memory_limit_bytes": memory_limit_bytes,
         "ended": str(folder.resolve() / "ended.json"),
         "result": str(folder.resolve() / RESULT_FILE),
+        "events": str(folder.resolve() / "events"),
     }
     write_whole(folder / "spec.json", json.dumps(spec).encode())
     unreached: list[str] = []

@@ -177,6 +177,16 @@ def test_measured_command_does_not_wait_for_leftover_processes(work: Path) -> No
     assert ended.wall_s < _STRAGGLERS_S  # waits this long if nothing was measured
 
 
+def test_shell_script_does_not_go_on_after_the_measured_program(work: Path) -> None:
+    (work / "measured.py").write_text(MEASURED)
+    command = ["sh", "-c", f"{sys.executable} measured.py; sleep 600; echo done > after"]
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    assert ended.failure == ""
+    assert ended.wall_s < 60
+    assert (work / "session").exists()
+    assert not (work / "after").exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 def test_command_ends_when_its_supervisor_is_killed(work: Path) -> None:
     code = "import os, time; open('pids', 'w').write(f'{os.getppid()} {os.getpid()}'); time.sleep(600)"
@@ -208,7 +218,7 @@ def test_run_ends_although_its_process_cannot_be_killed(monkeypatch: pytest.Monk
     monkeypatch.setattr(process_supervisor, "_KILL_S", 0.1)
     monkeypatch.setattr(os, "kill", refuse)
     ended = {"code": None, "reason": ""}
-    spec = {"time_limit_s": 1.0, "memory_limit_bytes": None, "result": ""}
+    spec = {"time_limit_s": 1.0, "memory_limit_bytes": None, "result": "", "events": ""}
     process_supervisor._watch(command, spec, ended, started=time.monotonic() - 2)
     monkeypatch.undo()
     command.kill()
