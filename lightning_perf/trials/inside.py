@@ -81,10 +81,13 @@ class TrainerWrapper:
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             leave_if_over()
-            if self._is_off or self._depth:
+            if self._is_off:
                 original(trainer, *args, **kwargs)
                 return
             kwargs.update(zip(names, args, strict=False))  # Lightning takes them so, although it declares keywords only
+            if self._depth:
+                self.mode.build_inner(original, trainer, kwargs, self.namespace)
+                return
             self._depth += 1
             try:
                 changed = self._guarded(lambda: self.mode.change_arguments(dict(kwargs), self.namespace), kwargs)

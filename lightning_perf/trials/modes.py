@@ -1,7 +1,8 @@
 """What lightning-perf does in the user's process, by mode of the job.
 
 A mode is created before the first Trainer. ``change_arguments`` returns the keyword arguments to build a Trainer with,
-``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``.
+``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``. A Trainer within the ``fit`` of
+another one is only built, by ``build_inner``.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,9 @@ class RunMode:
                 warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
         if self.job.specs:
             add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat, self._confirm)
+
+    def build_inner(self, build: Callable[..., None], trainer: Any, arguments: dict[str, Any], namespace: str) -> None:
+        build(trainer, **arguments)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
@@ -92,9 +96,15 @@ class TrialMode:
             trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
         self.meters.append(meter)
 
+    def build_inner(self, build: Callable[..., None], trainer: Any, arguments: dict[str, Any], namespace: str) -> None:
+        outputs = Outputs(Path(self.job.folder) / OUTPUTS / "inner", namespace)
+        build(trainer, **outputs.change_arguments(arguments))
+        outputs.redirect(trainer)
+        outputs.guard_checkpoints(trainer)
+
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         if self.has_result:  # another process of this command was measured
-            leave(0)
+            self._leave()
         if self.outputs is None:
             fail(self.job, "its Trainer was built before the run; build a new one for each run")
         self.outputs.redirect(trainer)
