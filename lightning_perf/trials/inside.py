@@ -60,10 +60,10 @@ def enter(module: ModuleType) -> None:
 class TrainerWrapper:
     """Calls the job's mode around the Trainer's methods, and handles its errors."""
 
-    def __init__(self, job: Job, namespace: str, mode: "type[TrialMode] | None" = None) -> None:
+    def __init__(self, job: Job, namespace: str, mode: "TrialMode | None" = None) -> None:
         self.job = job
         self.namespace = namespace
-        self._mode: RunMode | TrialMode | None = mode(job) if mode is not None else None
+        self._mode: RunMode | TrialMode | None = mode
         self._is_off = False
         self._depth = 0
 
