@@ -148,7 +148,7 @@ def test_mapped_file_does_not_count_as_memory(work: Path) -> None:
         Path(find_spec("torch").origin).parent.glob("lib/libtorch_cpu.*")
     )  # a large file that is not in a tmpfs
     limit = library.stat().st_size // 2
-    command = [sys.executable, "-c", MAPPING.format(path=library)]
+    command = [sys.executable, "-c", MAPPING.format(path=str(library))]
     ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
     assert ended.code == 0, ended.failure
 
