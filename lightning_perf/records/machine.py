@@ -1,5 +1,8 @@
 """The machine that a session was recorded on."""
 
+import re
+from collections.abc import Mapping
+
 from .base import Record
 
 
@@ -54,3 +57,14 @@ class Machine(Record, frozen=True, kw_only=True):
     cpu_features: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
     versions: dict[str, str] = {}
+
+
+def async_checkpoints_are_copies(versions: Mapping[str, str], package: str | None) -> bool:
+    """Return whether Lightning's ``AsyncCheckpointIO`` writes copies of tensors in its thread; True if unknown.
+
+    Before 2.5.4 it writes them while the training changes them, so that a file mixes several steps:
+    https://github.com/Lightning-AI/pytorch-lightning/pull/21079
+    """
+    version = versions.get("pytorch-lightning" if package == "pytorch_lightning" else "lightning", "")
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return numbers is None or tuple(map(int, numbers.groups())) >= (2, 5, 4)

@@ -7,7 +7,6 @@ from typing import Any
 
 from .actions import namespace
 from .settings import ddp_arguments, refreshes_by_step
-from .timed import result_collections
 from .undo import Undos, change_attribute
 
 
@@ -33,16 +32,15 @@ def is_in_loops(trainer: Any) -> bool:
     return False
 
 
-def logged_metadata(trainer: Any) -> Iterator[Any]:
-    """Yield Lightning's metadata of each logged value: its ``name``, ``fx`` (the hook) and ``prog_bar``.
+def logged_metadata(results: Any) -> Iterator[Any]:
+    """Yield Lightning's metadata of each value in a loop's results: its ``name``, ``fx`` (the hook) and ``prog_bar``.
 
     A later ``self.log`` of the same name and hook must agree with it, in later epochs and fits too.
     """
-    for results in result_collections(trainer):
-        for result in list(results.values()) if isinstance(results, dict) else ():
-            meta = getattr(result, "meta", None)
-            if hasattr(meta, "prog_bar"):
-                yield meta
+    for result in list(results.values()) if isinstance(results, dict) else ():
+        meta = getattr(result, "meta", None)
+        if hasattr(meta, "prog_bar"):
+            yield meta
 
 
 def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos) -> bool:

@@ -78,6 +78,9 @@ class Silent:
     def __str__(self) -> str:
         return ""
 
+    def __fspath__(self) -> str:
+        return ""  # os.path.join("checkpoints", run.id)
+
     def __enter__(self) -> Any:
         return self
 

@@ -39,9 +39,9 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _untraced_timing() -> type[_Timed]:
-    """Return the class of timed methods that Lightning excludes from compilation, too."""
-    return type("_UntracedTiming", (_Timed,), {"__call__": _untraced(_Timed.__call__)})
+def untraced(cls: type) -> Any:
+    """Return a class for replacements of methods that Lightning excludes from compilation, too."""
+    return type(cls.__name__, (cls,), {"__call__": _untraced(vars(cls)["__call__"])})
 
 
 class _MoreBarMetrics(_Timed):
@@ -127,7 +127,7 @@ def tap_logging(
             return logging
 
         for one in results:
-            _put(_untraced_timing()(one, "log", collecting_begins), undos)
+            _put(untraced(_Timed)(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
@@ -174,7 +174,7 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
     strategy = getattr(trainer, "strategy", None)
     if not callable(getattr(strategy, "backward", None)):
         return False
-    _put(_untraced_timing()(strategy, "backward", lambda: span), undos)
+    _put(untraced(_Timed)(strategy, "backward", lambda: span), undos)
     return True
 
 

@@ -143,7 +143,8 @@ class ProgBarOff(Treatment):
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if value == "metrics":
-            _LogWithoutBar(trainer, module, undos)
+            for results in seams.result_collections(trainer):
+                seams.untraced(_LogWithoutBar)(results, undos)
             return
         bar = trainer.progress_bar_callback
         if bar is None:
@@ -154,35 +155,34 @@ class ProgBarOff(Treatment):
 
 
 class _LogWithoutBar:
-    """Replacement of ``module.log``, which ``log_dict`` calls as well.
+    """Replacement of ``log`` of Lightning's results, which every ``self.log`` calls, also of callbacks.
 
     Lightning refuses a name that is logged with other arguments than the first time, so the metadata of what was logged
     before is changed too, and restored by the undo.
     """
 
-    def __init__(self, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        self.trainer, self.module = trainer, module
-        self.inner = module.log
+    def __init__(self, results: Any, undos: seams.Undos) -> None:
+        self.results, self.inner = results, results.log
         self.hidden: set[tuple[Any, Any]] = set()
         undos.note(self.undo)
-        for meta in seams.logged_metadata(trainer):
+        for meta in seams.logged_metadata(results):
             if meta.prog_bar:
                 self.hidden.add((meta.fx, meta.name))
                 meta.prog_bar = False
-        seams.change_attribute(module, "log", self, undos)
+        seams.change_attribute(results, "log", self, undos)
 
-    def __call__(self, name: str, value: Any, prog_bar: bool = False, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, fx: Any, name: Any, value: Any, prog_bar: bool = False, *args: Any, **kwargs: Any) -> None:
         if prog_bar:
-            self.hidden.add((getattr(self.module, "_current_fx_name", None), name))
-        self.inner(name, value, False, *args, **kwargs)
+            self.hidden.add((fx, name))
+        self.inner(fx, name, value, False, *args, **kwargs)
 
     def undo(self) -> None:
-        for meta in seams.logged_metadata(self.trainer):
+        for meta in seams.logged_metadata(self.results):
             if (meta.fx, meta.name) in self.hidden:
                 meta.prog_bar = True
 
     def __reduce__(self) -> Any:
-        return getattr, (self.module, "log")
+        return getattr, (self.results, "log")
 
 
 class ProgressRefresh(Treatment):

@@ -1,12 +1,15 @@
 """Treatments of validation, checkpoints and the Trainer's loop."""
 
+import sys
 from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
-from lightning_perf.records import Session
+from lightning_perf.records import Session, async_checkpoints_are_copies
 
 from .treatment import Treatment
+
+_TORN = "AsyncCheckpointIO before Lightning 2.5.4 writes weights while the training changes them"
 
 
 class AsyncCheckpoint(Treatment):
@@ -18,10 +21,18 @@ class AsyncCheckpoint(Treatment):
     )
     acts_on = "loop"
 
+    def applies_to(self, session: Session) -> str | None:
+        is_safe = async_checkpoints_are_copies(session.machine.versions, session.settings.trainer.package)
+        return None if is_safe else _TORN
+
     def trainer_objects(self, value: Any) -> dict[str, Any]:
         return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO", "init_args": {}}]}
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        package = seams.namespace(trainer)
+        name = package.partition(".")[0]
+        if not async_checkpoints_are_copies({name.replace("_", "-"): sys.modules[name].__version__}, package):
+            raise TreatmentError(f"async-checkpoint: {_TORN}")
         if not seams.write_checkpoints_async(trainer, undos):
             kind = type(trainer.strategy.checkpoint_io).__name__
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")

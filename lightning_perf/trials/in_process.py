@@ -1,6 +1,7 @@
 """Run a Python function for a trial's job in this process, as ``runner.run_supervised`` runs a command in its own."""
 
 import contextlib
+import copy
 import gc
 import importlib
 import logging
@@ -30,8 +31,31 @@ _APPLIED_LATER = {"OMP_NUM_THREADS"}
 """Variables of treatments that may be missing, because ``Threads.set_up`` changes the running process as well."""
 
 
+_OBJECTS = ("callbacks", "logger", "plugins", "profiler", "strategy")
+"""Arguments of ``Trainer`` that are objects of the user, who may give them to other Trainers too."""
+
+
 class _Mode(TrialMode):
     """A trial in a process that also holds other memory, and starts none for other ranks."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._before: list[tuple[Any, dict[str, Any]]] = []
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        for given in map(arguments.get, _OBJECTS):
+            for one in given if isinstance(given, (list, tuple)) else [given]:
+                if isinstance(getattr(one, "__dict__", None), dict):
+                    values = vars(one).items()
+                    kept = {name: copy.copy(each) if type(each) in (dict, list) else each for name, each in values}
+                    self._before.append((one, kept))
+        return super().change_arguments(arguments, namespace)
+
+    def restore(self) -> None:
+        """Give the user's objects the attributes that they had before the run, such as folders and best scores."""
+        for one, kept in reversed(self._before):
+            vars(one).clear()
+            vars(one).update(kept)
 
     def built(self, trainer: Any, namespace: str) -> None:
         if trainer.num_devices * trainer.num_nodes > 1:
@@ -45,9 +69,9 @@ class _Mode(TrialMode):
 class InProcess:
     """Runs a function that builds a Trainer and calls its ``fit``; called with the arguments of ``run_supervised``.
 
-    The run ends after enough steps by an exception that unwinds the function. Afterwards, Trainers, random generators,
-    standard output and the handler of Ctrl-C are restored. Limits of time and memory do not apply: enforcing them would
-    end the process.
+    The run ends after enough steps by an exception that unwinds the function. Afterwards, Trainers, the callbacks and
+    loggers that they were given, random generators, standard output and the handler of Ctrl-C are restored. Limits of
+    time and memory do not apply: enforcing them would end the process.
     """
 
     def __init__(self, train: Callable[[], Any]) -> None:
@@ -134,9 +158,11 @@ def _wrapped_trainers(job: Job) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, inside, "keeps_process", inside.keeps_process)
         inside.keeps_process = True
+        mode = _Mode(job)
+        undo.callback(mode.restore)
         for namespace in _NAMESPACES:
             if namespace in sys.modules:
-                wrapper = inside.TrainerWrapper(job, namespace, _Mode)
+                wrapper = inside.TrainerWrapper(job, namespace, mode)
                 trainer = importlib.import_module(namespace).Trainer
                 undo.callback(setattr, trainer, "__init__", trainer.__init__)
                 undo.callback(setattr, trainer, "fit", trainer.fit)

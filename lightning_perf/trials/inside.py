@@ -60,10 +60,10 @@ def enter(module: ModuleType) -> None:
 class TrainerWrapper:
     """Calls the job's mode around the Trainer's methods, and handles its errors."""
 
-    def __init__(self, job: Job, namespace: str, mode: "type[TrialMode] | None" = None) -> None:
+    def __init__(self, job: Job, namespace: str, mode: "TrialMode | None" = None) -> None:
         self.job = job
         self.namespace = namespace
-        self._mode: RunMode | TrialMode | None = mode(job) if mode is not None else None
+        self._mode: RunMode | TrialMode | None = mode
         self._is_off = False
         self._depth = 0
 
@@ -81,10 +81,13 @@ class TrainerWrapper:
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             leave_if_over()
-            if self._is_off or self._depth:
+            if self._is_off:
                 original(trainer, *args, **kwargs)
                 return
             kwargs.update(zip(names, args, strict=False))  # Lightning takes them so, although it declares keywords only
+            if self._depth:
+                self.mode.build_inner(original, trainer, kwargs, self.namespace)
+                return
             self._depth += 1
             try:
                 changed = self._guarded(lambda: self.mode.change_arguments(dict(kwargs), self.namespace), kwargs)
@@ -145,6 +148,7 @@ def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
         traceback.print_exception(error)
     if not (Path(job.folder) / RESULT_FILE).exists():
         Result(status="failed", reason=reason).write(job.folder)
+    note(job, "over")
     leave(FAILED)
 
 

@@ -136,7 +136,7 @@ def note(job: Job, event: str) -> None:
 
 
 def read_events(folder: str | Path) -> set[str]:
-    """Return the stages reached: ``python``, ``lightning`` or ``refused``, ``trainer``, ``fit``."""
+    """Return the stages reached: ``python``, ``lightning`` or ``refused``, ``trainer``, ``fit``, ``over``."""
     return {line[0] for line in _event_lines(folder)}
 
 

@@ -1,7 +1,8 @@
 """What lightning-perf does in the user's process, by mode of the job.
 
 A mode is created before the first Trainer. ``change_arguments`` returns the keyword arguments to build a Trainer with,
-``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``.
+``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``. A Trainer within the ``fit`` of
+another one is only built, by ``build_inner``.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import parse_all
 from lightning_perf.trials.inject_callbacks import TreaterHooks, add_doctor, add_hooks
 from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
-from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, warn
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, note, warn
 from lightning_perf.trials.meter import MeterHooks
 from lightning_perf.trials.outputs import Outputs
 
@@ -42,6 +43,9 @@ class RunMode:
                 warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
         if self.job.specs:
             add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat, self._confirm)
+
+    def build_inner(self, build: Callable[..., None], trainer: Any, arguments: dict[str, Any], namespace: str) -> None:
+        build(trainer, **arguments)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
@@ -92,9 +96,15 @@ class TrialMode:
             trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
         self.meters.append(meter)
 
+    def build_inner(self, build: Callable[..., None], trainer: Any, arguments: dict[str, Any], namespace: str) -> None:
+        outputs = Outputs(Path(self.job.folder) / OUTPUTS / "inner", namespace)
+        build(trainer, **outputs.change_arguments(arguments))
+        outputs.redirect(trainer)
+        outputs.guard_checkpoints(trainer)
+
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         if self.has_result:  # another process of this command was measured
-            leave(0)
+            self._leave()
         if self.outputs is None:
             fail(self.job, "its Trainer was built before the run; build a new one for each run")
         self.outputs.redirect(trainer)
@@ -107,8 +117,12 @@ class TrialMode:
         except BaseException as error:  # noqa: BLE001 - reported before the script can catch it and continue
             fail(self.job, describe(error), error)
         if self.is_over:
-            leave(0)
+            self._leave()
         return returned
+
+    def _leave(self) -> None:
+        note(self.job, "over")
+        leave(0)
 
     @property
     def is_over(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
+_LEFT_EVERY_S = 1.0
 _EXACT_MEMORY_EVERY_S = 1.0  # not more often, because it stops the training briefly
 _STRAGGLERS_S = 15.0  # for processes that outlive the first one: one of them may be the training
 _MEASURED_S = 3.0  # the same after a measurement: other ranks and workers end a little after the first process
@@ -28,7 +29,6 @@ _TERM_S = 1.0
 _KILL_S = 30.0  # a process that is stuck in the kernel, or of another user, cannot be killed
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _OOM_SCORE = "500"  # of 1000: if memory runs out, the kernel kills a run rather than other processes
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def main(spec_path: str) -> None:
@@ -66,7 +66,8 @@ def main(spec_path: str) -> None:
 
 def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[str, Any], started: float) -> None:
     memory_limit, time_limit = spec["memory_limit_bytes"], spec["time_limit_s"]
-    read_at, read_exactly_at = 0.0, -_EXACT_MEMORY_EVERY_S
+    read_at, read_exactly_at, checked_at = 0.0, -_EXACT_MEMORY_EVERY_S, 0.0
+    seen: set[int] = set()
     while not ended["reason"]:
         if _wait_for_close():
             ended["reason"] = "interrupted"
@@ -74,6 +75,10 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         if command.poll() is not None:
             break
         now = time.monotonic()
+        if now - checked_at >= _LEFT_EVERY_S:
+            checked_at = now
+            if _has_left(spec["events"], seen):  # a shell script may go on with other programs
+                break
         if time_limit is not None and now - started > time_limit:
             ended["reason"] = f"it ran past its time limit of {time_limit:g} s"
         if memory_limit is None or now - read_at < _MEMORY_EVERY_S:
@@ -89,6 +94,21 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         _wait_for_stragglers(_MEASURED_S if os.path.exists(spec["result"]) else _STRAGGLERS_S)
     _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)
     ended["code"] = command.poll()
+
+
+def _has_left(events: str, seen: set[int]) -> bool:
+    """Return whether a measurement is over and all processes that trained have ended.
+
+    Those that ran are added to ``seen``: a process that is never seen may run in a container.
+    """
+    try:
+        with open(events, "rb") as file:
+            words = [line.split() for line in file if line.startswith((b"fit ", b"over ")) and line.endswith(b"\n")]
+    except OSError:
+        return False
+    pids, running = {int(pid) for _, pid in words}, set(_descendants())
+    seen |= pids & running
+    return any(event == b"over" for event, _ in words) and pids <= seen - running
 
 
 def _wait_for_stragglers(seconds: float) -> None:
@@ -152,33 +172,30 @@ def _descendants() -> list[int]:
 
 
 def _memory_bytes(is_exact: bool = False) -> int:
-    """Return the resident memory of all processes together.
+    """Return the resident memory of all processes together, without mapped files, which the kernel can drop.
 
     With ``is_exact``, pages shared by forked processes count once, which makes the kernel visit every page.
     """
     own = shared = 0
     for pid in _descendants():
-        if is_exact and (proportional := _proportional_bytes(pid)) is not None:
-            own += proportional // _PAGE_BYTES
+        exact = _kib_of(f"/proc/{pid}/smaps_rollup") if is_exact else {}
+        if b"Pss:" in exact:
+            own += exact[b"Pss:"] - exact.get(b"Pss_File:", 0)
             continue
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                fields = file.read().split()
-        except OSError:
-            continue
-        own += int(fields[1]) - int(fields[2])
-        shared = max(shared, int(fields[2]))
-    return (own + shared) * _PAGE_BYTES
+        rough = _kib_of(f"/proc/{pid}/status")
+        own += rough.get(b"RssAnon:", rough.get(b"VmRSS:", 0))
+        shared = max(shared, rough.get(b"RssShmem:", 0))
+    return (own + shared) * 1024
 
 
-def _proportional_bytes(pid: int) -> int | None:
-    """Return the proportional set size of a process; None if it cannot be read."""
+def _kib_of(path: str) -> dict[bytes, int]:
+    """Return the values in KiB of a file below /proc, by name; empty if it cannot be read."""
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            lines = file.read().splitlines()
+        with open(path, "rb") as file:
+            lines = [line.split() for line in file]
     except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) == 3 and words[2] == b"kB"}
 
 
 if __name__ == "__main__":

@@ -82,14 +82,16 @@ def run_supervised(
 ) -> Ended:
     """Run a command with a job; none of its processes is left when this returns or raises.
 
-    A training that lightning-perf cannot reach is ended, because it would run to its end without a measurement. The
-    job's folder gets ``log.txt`` and the other files, which replace those of an earlier run.
+    The command is ended soon after the measured script, so that a shell script does not go on. A training that
+    lightning-perf cannot reach is ended, because it would run to its end without a measurement. The job's folder gets
+    ``log.txt`` and the other files, which replace those of an earlier run.
 
     Args:
         command: The user's command.
         job: The job.
         time_limit_s: Seconds after which the command is killed; None for no limit.
-        memory_limit_bytes: Resident memory of all its processes together, above which it is killed; None for no limit.
+        memory_limit_bytes: Memory of all its processes together, without mapped files, above which it is killed; None
+            for no limit.
         environment: Variables added to this process's own.
         warn: Called with one line if no Lightning Trainer was imported after a minute.
 
@@ -115,6 +117,7 @@ def run_supervised(
         "memory_limit_bytes": memory_limit_bytes,
         "ended": str(folder.resolve() / "ended.json"),
         "result": str(folder.resolve() / RESULT_FILE),
+        "events": str(folder.resolve() / "events"),
     }
     write_whole(folder / "spec.json", json.dumps(spec).encode())
     unreached: list[str] = []

@@ -34,7 +34,7 @@ class Sizes(Record, frozen=True, kw_only=True):
         block_steps: Optimizer steps of a block.
         basis: See ``Trial``.
         expected_s: Duration of a baseline run, its start included.
-        memory_limit_bytes: Resident memory of all processes of a run, beyond which it is killed.
+        memory_limit_bytes: Memory of all processes of a run, without mapped files, beyond which it is killed.
     """
 
     steps: int

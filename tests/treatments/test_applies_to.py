@@ -130,6 +130,12 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("anomaly-off", {"trainer": {"is_anomaly_detection_on": False}}, "off already"),
         ("profiler-off", {"trainer": {"profiler": None}}, "no profiler"),
         ("deterministic-off", {"torch": {"is_deterministic": False}}, "off already"),
+        ("async-checkpoint", {"machine": {"versions": {"lightning": "2.5.3"}}}, "before Lightning 2.5.4"),
+        (
+            "async-checkpoint",
+            {"trainer": {"package": "pytorch_lightning"}, "machine": {"versions": {"pytorch-lightning": "2.4.0"}}},
+            "before Lightning 2.5.4",
+        ),
         ("val-less-often", {"trainer": {"limit_val_batches": 0}}, "no validation"),
         ("val-less-often", {"trainer": {"check_val_every_n_epoch": 2}}, "already"),
         ("inference-mode", {"trainer": {"limit_val_batches": 0}}, "no validation"),

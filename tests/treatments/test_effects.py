@@ -198,6 +198,21 @@ def test_metrics_stay_off_the_bar_and_in_the_log() -> None:
     assert train("prog-bar-off", look=shown).seen == (False, True)
 
 
+def test_metrics_stay_off_the_bar_when_the_module_has_a_log_of_its_own() -> None:
+    class Logs(Net):
+        def log(self, key: str, value: Any, **arguments: Any) -> None:  # type: ignore[override]
+            super().log(f"own/{key}", value, **arguments)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log(key="loss", value=1.0, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+    def shown(trainer: Trainer, _: Any) -> tuple[bool, bool]:
+        return "own/loss" in trainer.progress_bar_metrics, "own/loss" in trainer.callback_metrics
+
+    assert train("prog-bar-off", module=Logs(), look=shown).seen == (False, True)
+
+
 def test_bar_is_disabled_when_it_is_switched_off() -> None:
     bar = TQDMProgressBar()
     done = train("prog-bar-off=bar", enable_progress_bar=True, callbacks=[bar], look=lambda *_: bar.is_enabled)

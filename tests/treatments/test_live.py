@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments
-from lightning_perf.seams import logged_metadata
+from lightning_perf.seams import logged_metadata, result_collections
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import all_treatments, parse, parse_all
 
@@ -240,6 +240,10 @@ def test_loader_is_kept_when_its_workers_would_import_the_script_again(monkeypat
     assert applied.reason == "workers would be started by spawn, not by fork; set num_workers where the loader is made"
 
 
+def shown_on_bar(trainer: Trainer) -> set[bool]:
+    return {meta.prog_bar for results in result_collections(trainer) for meta in logged_metadata(results)}
+
+
 def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_come_back() -> None:
     class Shows(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -247,9 +251,7 @@ def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_com
             self.log("shown", 1.0, prog_bar=True, on_step=True, on_epoch=True)
             return loss
 
-    live = FromEpochOne(
-        Applier(parse_all("prog-bar-off=metrics")), lambda t: {meta.prog_bar for meta in logged_metadata(t)}
-    )
+    live = FromEpochOne(Applier(parse_all("prog-bar-off=metrics")), shown_on_bar)
     trainer = Trainer(**QUIET, max_epochs=3, callbacks=[live])
     module = Shows()
     trainer.fit(module, loader(8))
@@ -259,4 +261,4 @@ def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_com
     trainer.fit_loop.max_epochs = 4
     trainer.fit(module, loader(8))  # Lightning keeps what it knows of a metric from one fit to the next
     assert trainer.current_epoch == 4
-    assert {meta.prog_bar for meta in logged_metadata(trainer)} == {True}
+    assert shown_on_bar(trainer) == {True}

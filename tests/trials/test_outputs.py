@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -71,5 +72,6 @@ def test_run_of_a_hosted_logger_is_fake_and_accepts_every_call(package: str, tmp
     with run.watch(None) as watched:
         assert list(watched["anything"]) == []
     assert f"{run.url}" == ""
+    assert os.path.join("kept", run.id) == "kept/"
     assert not run
     assert type(pickle.loads(pickle.dumps(run))) is type(run)

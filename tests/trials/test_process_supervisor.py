@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,32 @@ for _ in range(3):
     if os.fork() == 0:
         break
 time.sleep(1.5)
+"""
+
+# Like a dataset in a memory-mapped file.
+MAPPING = """
+import mmap, time
+with open({path!r}, "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+assert sum(mapped[::4096]) > 0
+time.sleep(2.5)
+"""
+
+# Like a measured training: its result is written before its process has ended.
+MEASURED = """
+import os, time
+def note(event):
+    open("job/events", "a").write(f"{event} {os.getpid()}\\n")
+note("fit")
+open("job/result.json", "w").write('{"status": "ok"}')
+if os.fork() == 0:  # another rank, which ends first
+    note("fit")
+    time.sleep(1.5)
+    note("over")
+else:
+    time.sleep(7)  # longer than processes get that outlive the measured one
+    open("session", "w").close()
+    note("over")
 """
 
 # The part of lightning-perf under test, in a process of its own.
@@ -115,6 +142,17 @@ def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
     assert ended.code == 0, ended.failure
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this kernel does not tell mapped pages")
+def test_mapped_file_does_not_count_as_memory(work: Path) -> None:
+    library = next(
+        Path(find_spec("torch").origin).parent.glob("lib/libtorch_cpu.*")
+    )  # a large file that is not in a tmpfs
+    limit = library.stat().st_size // 2
+    command = [sys.executable, "-c", MAPPING.format(path=str(library))]
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
+    assert ended.code == 0, ended.failure
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -137,6 +175,16 @@ def test_measured_command_does_not_wait_for_leftover_processes(work: Path) -> No
     ended = run_supervised([sys.executable, "-c", measured], Job(mode="trial", folder="job"), time_limit_s=60)
     assert ended.failure == ""
     assert ended.wall_s < _STRAGGLERS_S  # waits this long if nothing was measured
+
+
+def test_shell_script_does_not_go_on_after_the_measured_program(work: Path) -> None:
+    (work / "measured.py").write_text(MEASURED)
+    command = ["sh", "-c", f"{sys.executable} measured.py; sleep 600; echo done > after"]
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    assert ended.failure == ""
+    assert ended.wall_s < 60
+    assert (work / "session").exists()
+    assert not (work / "after").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
@@ -170,7 +218,7 @@ def test_run_ends_although_its_process_cannot_be_killed(monkeypatch: pytest.Monk
     monkeypatch.setattr(process_supervisor, "_KILL_S", 0.1)
     monkeypatch.setattr(os, "kill", refuse)
     ended = {"code": None, "reason": ""}
-    spec = {"time_limit_s": 1.0, "memory_limit_bytes": None, "result": ""}
+    spec = {"time_limit_s": 1.0, "memory_limit_bytes": None, "result": "", "events": ""}
     process_supervisor._watch(command, spec, ended, started=time.monotonic() - 2)
     monkeypatch.undo()
     command.kill()

@@ -12,18 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_perf
+from lightning_perf import PerfDoctor
 from lightning_perf.errors import ConfigError, TrialError
 from lightning_perf.history.store import VARIABLE
 from lightning_perf.trials import sizes
 from lightning_perf.trials import trial as trials
 from lightning_perf.trials.in_process import InProcess
-from lightning_perf.trials.job import Job
+from lightning_perf.trials.job import OUTPUTS, Job
 from lightning_perf.trials.runner import Ended
 from tests.trials.test_trial import Machine
 
@@ -158,6 +162,44 @@ def test_ctrl_c_ends_the_run_and_is_raised(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     assert process_state() == before  # Lightning ignores further signals, because it expects the process to end
+
+
+def test_callbacks_and_loggers_of_the_notebook_are_as_before(tmp_path: Path) -> None:
+    objects: Any = (
+        CSVLogger("logs"),
+        ModelCheckpoint("kept", monitor="loss", every_n_train_steps=3),
+        ModelCheckpoint(every_n_train_steps=3),
+        PerfDoctor(apply=["log-every-n"]),
+    )
+    before = [
+        {name: dict(value) if type(value) is dict else value for name, value in vars(one).items()} for one in objects
+    ]
+    logger, *callbacks = objects
+
+    def shared() -> None:
+        make_trainer(logger=logger, callbacks=callbacks).fit(Model(), make_data())
+
+    with_doctor = msgspec.structs.replace(job(tmp_path), with_doctor=True)
+    assert InProcess(shared)(("shared()",), with_doctor).failure == ""
+    assert [vars(one) for one in objects] == before
+
+
+def test_trainer_within_a_training_writes_to_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(model: Model) -> None:
+        monkeypatch.setattr(Model, "acts", staticmethod(lambda model: None))
+        inner = Trainer(
+            accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[ModelCheckpoint("teacher")],
+        )  # fmt: skip
+        inner.fit(Model(), make_data())
+        inner.save_checkpoint("teacher.ckpt")
+
+    monkeypatch.setattr(Model, "acts", staticmethod(act))
+    ended = run(tmp_path)
+    assert ended.failure == ""
+    assert len(list((tmp_path / "job" / OUTPUTS / "inner").rglob("*.ckpt"))) == 2
 
 
 def test_trainer_built_before_the_run_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,14 @@
 
 import math
 
-from lightning_perf.records import Finding, FixedWeights, Hyperparameters, Prescription, Session
+from lightning_perf.records import (
+    Finding,
+    FixedWeights,
+    Hyperparameters,
+    Prescription,
+    Session,
+    async_checkpoints_are_copies,
+)
 from lightning_perf.rules.findings import SPREAD, fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of, step_counter
@@ -62,6 +69,7 @@ def check(session: Session) -> Finding | None:
                 ),
             )
             if session.run.has_trainer
+            and async_checkpoints_are_copies(session.machine.versions, session.settings.trainer.package)
             else None,
         ),
         timed={"checkpoint": seconds},
