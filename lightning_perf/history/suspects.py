@@ -93,8 +93,8 @@ _NEED_WORKERS = ("persistent_workers", "prefetch_factor")
 
 _EXCLUDED = (
     "n_batches", "omp_num_threads", "n_steps_watched", "zero_grad_keeps_tensors", "steps_without_zero_grad",
-    "n_clearings", "n_clearings_dropping", "dropping_backward", "dropped_per_batch", "n_unused_gradients", "n_unused_elements",
-    "unused_gradients_in", "n_unused_elements_in", "n_groups", "n_distinct_groups",
+    "n_clearings", "n_clearings_dropping", "dropping_backward", "dropped_per_batch", "n_unused_gradients",
+    "n_unused_elements", "unused_gradients_in", "n_unused_elements_in", "n_groups", "n_distinct_groups",
     "eval_outputs_have_graph", "prog_bar_metrics", "sync_dist_on_step", "max_epochs", "max_steps",
     "num_sanity_val_steps", "supports_fused", "limit_train_batches", "branch", "script", "parameters",
     "memory_bytes", "lightning-perf", "index", "stage", "class_name", "package",
