@@ -145,7 +145,8 @@ class App:
         entry = self._entry(request, "run")
         if name == "ranks" and entry.kind == "traces" and len(entry.files) > 1:
             files = [os.path.join(entry.path, file) for file in entry.files]
-            parts = trace_ranks_parts(self._library.traces.ask(read_ranks, files))
+            records, errors = self._library.traces.ask(read_ranks, files)
+            parts = [*trace_ranks_parts(records), *(note(each, "problem") for each in errors)]
             return _json(request, _ready([section("ranks", "", parts, is_short=True)]))
         try:
             shown = self._shown(request, "run", "trace")
@@ -186,7 +187,7 @@ class App:
             drawn = (
                 timeline.draw(lanes, theme)
                 if is_events
-                else figures.FIGURES[name].draw(_with_chosen_window(shown), theme)
+                else figures.FIGURES[name].draw(_with_chosen_window(name, shown), theme)
             )
         except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
@@ -309,9 +310,9 @@ def _problem(error: Exception) -> Section:
     return section("problem", "", [note(text, "problem")], is_short=True)
 
 
-def _with_chosen_window(shown: Shown) -> Session:
-    """Return the session with only the chosen window; figures draw the last one."""
-    if shown.trace is None:
+def _with_chosen_window(figure: str, shown: Shown) -> Session:
+    """Return the session with only the chosen window for figures that draw the last one; the timeline marks all."""
+    if shown.trace is None or figure == "timeline":
         return shown.session
     windows = tuple(window for window in shown.session.windows if window.trace is shown.trace)
     return msgspec.structs.replace(shown.session, windows=windows)

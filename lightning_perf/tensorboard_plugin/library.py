@@ -120,14 +120,17 @@ def read_record(paths: Sequence[str]) -> TraceRecord:
     return diagnose_trace(analyze(paths[0]))
 
 
-def read_ranks(paths: Sequence[str]) -> tuple[TraceRecord, ...]:
-    """Return the records of several traces by rank; the first one holds the comparison of ranks."""
+def read_ranks(paths: Sequence[str]) -> tuple[tuple[TraceRecord, ...], tuple[str, ...]]:
+    """Return the records of several traces by rank, and why others cannot be read.
+
+    The first record holds the comparison of ranks.
+    """
     from lightning_perf.traces import analyze_many
 
     records, errors = analyze_many(paths)
     if not records:
         raise PerfDoctorError("; ".join(map(str, errors)))
-    return tuple(records)
+    return tuple(records), tuple(map(str, errors))
 
 
 def read_lanes(paths: Sequence[str]) -> "tuple[Lane, ...]":

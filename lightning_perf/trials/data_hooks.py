@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_perf import seams
 from lightning_perf.probes.loader.iterate import iterate_loader, time_pinning
@@ -127,15 +127,26 @@ class OneBatch:
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
+        self._kept: dict[torch.Tensor, tuple[torch.Tensor, int]] = {
+            leaf: (leaf.detach().clone(), leaf._version)
+            for leaf in tree_leaves(batch)
+            if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+        }
 
     def __iter__(self) -> Iterator[Any]:
         # The same tensors in new containers, because a step may change these.
-        return (tree_map(_new_container, self.batch) for _ in range(MANY_BATCHES))
+        return (tree_map(self._unchanged, self.batch) for _ in range(MANY_BATCHES))
 
-
-def _new_container(leaf: Any) -> Any:
-    """Return a copy of an object that may hold tensors, such as a batch of a library's class; else the leaf itself."""
-    return copy.copy(leaf) if hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) else leaf
+    def _unchanged(self, leaf: Any) -> Any:
+        """Return a tensor as it was, also if a step normalized it in place; a copy of a library's batch."""
+        if not isinstance(leaf, torch.Tensor):
+            return copy.copy(leaf) if hasattr(leaf, "__dict__") else leaf
+        before, version = self._kept.get(leaf, (leaf, None))
+        if version is not None and leaf._version != version:
+            with torch.no_grad():
+                leaf.copy_(before)
+            self._kept[leaf] = before, leaf._version
+        return leaf
 
 
 class SizedOneBatch(OneBatch):

@@ -21,6 +21,7 @@ from reports.test_rank_section import ranks_of
 from reports.trials import climbed
 from traces.shared import FOLDER, needs_shared_traces
 
+from benchmarks.comparison.simulated_sessions import simulated
 from lightning_perf.records import Distribution, LoaderSettings, ModelSettings, Session, Window
 from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES
 from lightning_perf.tensorboard_plugin import catalogue, perfetto
@@ -374,7 +375,7 @@ def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> 
         trace = analyze(trace_file(tmp_path / f"{first_step}.json", n_operators))
         return Window(first_step=first_step, n_steps=2, status="recorded", reason="", cost_s=0.1, trace=trace)
 
-    save(msgspec.structs.replace(starved(), windows=(window(10, 2), window(50, 3))), tmp_path)
+    save(msgspec.structs.replace(simulated(1), windows=(window(10, 2), window(50, 3))), tmp_path)
     one = tab()
     [run] = one.runs()
     latest = one.ready("view", view="operators", run=run)
@@ -384,6 +385,8 @@ def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> 
     assert len(table(one.blocks("operators", run, trace=0), "operators")["operator"]) == 2
     figures = [one.json("figure", run=run, name="operators", trace=i)["figure"] for i in (0, 1)]
     assert [len(figure["data"][0]["y"]) for figure in figures] == [2, 3]
+    timeline = one.json("figure", run=run, name="timeline", trace=0)["figure"]
+    assert [shape["x0"] for shape in timeline["layout"]["shapes"]] == [10, 50]
     assert one.json("view", 404, view="operators", run=run, trace=2)
 
 
@@ -504,7 +507,10 @@ def test_other_traces_can_be_chosen_when_the_latest_is_unreadable(tab: Open, tmp
     assert (reply["state"], reply["trace"]) == ("failed", 2)
     assert reply["traces"] == [f"host.{i}.pt.trace.json" for i in (1, 2, 3)]
     assert one.blocks("overview", run, trace=1)
-    assert len(table(one.blocks("ranks", run), "traces")["trace"]) == 2
+    ranks = one.blocks("ranks", run)
+    assert len(table(ranks, "traces")["trace"]) == 2
+    [problem] = [part["text"] for part in ranks if part.get("kind") == "problem"]
+    assert "host.3.pt.trace.json" in problem
 
 
 def test_a_changed_trace_is_read_again(tab: Open, tmp_path: Path) -> None:

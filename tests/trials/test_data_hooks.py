@@ -105,6 +105,14 @@ def test_persistent_workers_end_after_the_first_batch() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_one_batch_is_as_it_was_after_a_step_changed_it_in_place() -> None:
+    batches = iter(one_batch_of(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2)))
+    for _ in range(3):
+        (values,) = next(batches)
+        assert values.tolist() == [0, 1]
+        values.sub_(0.5).div_(0.2)
+
+
 def test_one_batch_has_no_length_when_its_loader_has_none() -> None:
     loader = one_batch_of(iter([torch.zeros(1), torch.ones(1)]))
     with pytest.raises(TypeError):
