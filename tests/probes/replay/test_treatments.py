@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_perf.probes.clock import now_ns
+from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay import threads
-from lightning_perf.probes.replay.calls import TensorSpec, specs_in
+from lightning_perf.probes.replay.calls import CallLog, TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import HostWatch
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work
 from lightning_perf.probes.replay.optimizer import ZeroingItem
@@ -386,6 +388,47 @@ def test_sequences_are_shortened_in_products_and_attention_but_not_in_weights():
     assert products == [[(8, 8, 8), (8, 8, 8)], [(8, 8, 8), (8, 8, 8)]]
 
 
+def test_batch_times_heads_is_not_shortened_when_it_equals_the_length():
+    attention = Words(Multihead(16, 8, batch_first=True))
+    treated = {}
+    for length in (32, 40):  # with 4 × 8 heads
+        works = treated_of("sequence=0.25", logged(attention, torch.ones(4, length, dtype=torch.int64))).works
+        treated[length] = [shapes_of(work.treated[0]) for work in works if work.calls[0].name == "aten::bmm"]
+    assert treated[32] == [[(32, 8, 2), (32, 2, 8)], [(32, 8, 8), (32, 8, 2)]]
+    assert treated[40] == [[(32, 10, 2), (32, 2, 10)], [(32, 10, 10), (32, 10, 2)]]
+
+
+class Autocast(nn.Module):
+    """Runs ``inner`` under autocast, which casts the weights."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x).float()
+
+
+class Series(nn.Sequential):
+    """A linear layer on padded sequences of floats."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+def test_sequences_are_shortened_when_a_layer_gets_the_batch_as_a_matrix():
+    batch = torch.rand(4, 32, 6)
+    for place, sequence in enumerate(batch):
+        sequence[8 * place + 8 :] = 0
+    log = CallLog(4, [batch, torch.arange(8, 40, 8)])
+    with ArithmeticCounter(model := Series(), now_ns=now_ns, times_operators=True, log=log) as counter:
+        counter.direction = "forward"
+        model(batch).square().mean().backward()
+    first = treated_of("sequence=0.5", log).works[0]
+    assert shapes_of(first.treated[0]) == [(20,), (4 * 16, 6), (6, 20)]
+
+
 def test_operators_of_a_recurrence_run_less_often_when_sequences_are_shorter():
     works = treated_of(
         "sequence=0.25", logged(Words(nn.GRU(16, 8, batch_first=True)), torch.ones(4, 32, dtype=torch.int64))
@@ -401,6 +444,7 @@ def test_operators_of_a_recurrence_run_less_often_when_sequences_are_shorter():
     ("model", "shape", "why"),
     [
         (Words(nn.Linear(16, 32)), (4, 32), "also another size"),  # of a layer
+        (Words(Autocast(nn.Linear(16, 32))), (4, 32), "also another size"),  # of a layer whose weight is cast
         (Words(Attention()), (4, 8), "also another size"),  # of a head
         (Words(nn.Linear(16, 4)), (32, 32), "also another size"),  # of the batch
         (nn.Linear(32, 4), (4, 32), "is not known"),
