@@ -366,6 +366,21 @@ def test_replay_is_negligible_when_its_operators_take_too_little_of_the_step():
     assert not probe.answer((hypothesis,), log, trained_s=1000.0)
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(("treatment", "is_replayed"), [("threads=2", True), ("fused-optimizer", False)])
+def test_operators_are_replayed_without_the_optimizer_when_its_step_cannot_be(treatment, is_replayed):
+    model = nn.Linear(64, 64)
+    probe = probe_of(model, OwnOptimizer(model.parameters()))
+    probe.answer(asked(treatment), logged(model, torch.rand(64, 64)), trained_s=1000.0)
+    (result,) = probe.record().results
+    assert (result.speedup is not None) == is_replayed, result.reason
+    assert ("OwnOptimizer" in result.reason) != is_replayed
+
+
 class Words(nn.Module):
     """Embeds words, then attends, or runs a recurrence."""
 
