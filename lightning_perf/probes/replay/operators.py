@@ -98,6 +98,8 @@ class OperatorItem:
         self._n_uses = uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
         self.treated_weight = self.weight * work.part / treated.samples
+        # Operators that were timed forward only: their results are detached, or nothing needs their gradients.
+        self._has_backward = any(call.has_backward or not call.ns for call in work.calls)
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
@@ -114,7 +116,7 @@ class OperatorItem:
             outs = [function(*args, **kwargs) for _ in range(self._n_uses)]
             marks = [(begin, watch.mark())]
         leaves = [leaf for leaf in flat((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        for out in outs if leaves else ():
+        for out in outs if leaves and self._has_backward else ():
             results = [value for value in flat(out) if isinstance(value, torch.Tensor) and value.requires_grad]
             gradients = [self._arena.tensor(self._gradient_of(value)) for value in results]
             begin = watch.mark()

@@ -224,6 +224,20 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
     assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
 
 
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_backward_is_not_replayed_when_nothing_needs_it(is_detached):
+    class Target(nn.Linear):
+        def forward(self, x):
+            target = super().forward(x)
+            return x * (target.detach() if is_detached else target)
+
+    log = logged(Target(8, 8), torch.rand(4, 8, requires_grad=True))
+    (work,) = (work for work in apply_treatment("threads=2", log, CPU, None).works if work.calls[0].n_out == 4 * 8
+               and work.calls[0].name == "aten::addmm")  # fmt: skip
+    item = OperatorItem(work, Arena(CPU, 4096), treatments.Treated())
+    assert len(item.run(False, HostWatch(time.perf_counter_ns))) == (1 if is_detached else 2)
+
+
 @pytest.mark.parametrize("treatment", ["precision-bf16", "threads=2", "channels-last", "matmul-precision-high"])
 def test_replay_gives_an_interval_when_there_is_time(treatment):
     model = layers()
