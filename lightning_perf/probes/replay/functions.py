@@ -130,13 +130,15 @@ class Work(NamedTuple):
     """Operators that a treatment changes together: one of them, or a sequence that it replaces.
 
     ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment. ``part`` is the number
-    of treated runs per run without the treatment.
+    of treated runs per run without the treatment, ``between_bytes`` what a treated run takes besides its arguments and
+    results.
     """
 
     calls: tuple[Call, ...]
     as_is: tuple[Bound, ...]
     treated: tuple[Bound, ...]
     part: float = 1.0
+    between_bytes: int = 0
 
     @property
     def n(self) -> int:

@@ -160,12 +160,14 @@ def _size(work: Work, is_timed: bool) -> float:
     return work.seconds if is_timed else float(work.n_elements)
 
 
-def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int) -> int:
+def elements_for(
+    operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int, between_bytes: int = 0
+) -> int:
     """Return the elements of an arena for operators: the tensors, elements of results and calls per step of each.
 
     As many as the tensors of all calls have, but at most ``MAX_ARENA_ELEMENTS`` and what fits. Each dtype needs a block
     of its own, and a treatment one in half precision; results, casts and gradients of the largest operator must fit
-    beside them.
+    beside them, and ``between_bytes``.
 
     Raises:
         MemoryError: The largest operator does not fit.
@@ -176,7 +178,7 @@ def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_by
     item_bytes = [dtype.itemsize for dtype, _ in blocks]
     largest = max((size + n_out for size, (_, n_out, _) in zip(sizes, operators, strict=True)), default=0) + 1024
     bytes_each = sum(item_bytes) + _HALF_BYTES
-    fits = (free_bytes - 2 * max(item_bytes) * largest) // bytes_each
+    fits = (free_bytes - between_bytes - 2 * max(item_bytes) * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
     return int(min(fits, max(largest, min(in_all, MAX_ARENA_ELEMENTS))))

@@ -280,7 +280,8 @@ class ReplayProbe(Probe):
         ]
         levels = {call.gradient_denormal for work in works for call in work.calls}
         operators.append(([TensorSpec((), (), torch.float32, False, -1, level) for level in levels], 0, 0))
-        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
+        between_bytes = max(work.between_bytes for work in works)
+        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes(), between_bytes))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
