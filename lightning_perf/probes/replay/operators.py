@@ -97,7 +97,7 @@ class OperatorItem:
         self._arena, self._treated = arena, treated
         self._n_uses = uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
-        self.treated_weight = self.weight * work.part / treated.samples
+        self.treated_weight = self.weight * work.part
         # Operators that were timed forward only: their results are detached, or nothing needs their gradients.
         self._has_backward = any(call.has_backward or not call.ns for call in work.calls)
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)

@@ -75,7 +75,7 @@ def without_dropped(log: CallLog) -> list[Work]:
 
 
 def double_batch(log: CallLog) -> list[Work]:
-    """Return the operators that work on the batch, on one twice as large.
+    """Return the operators that work on the batch, on one twice as large, which runs half as often.
 
     Raises:
         ValueError: The size of the batch is not known.
@@ -97,7 +97,8 @@ def double_batch(log: CallLog) -> list[Work]:
     for call in log.calls:
         if any(double(spec) != spec for spec in call.specs):
             scaled.add(call.index)
-            found.extend(work for work in work_for(call, partial(map_specs, double)) if _fits(work.treated[0]))
+            works = work_for(call, partial(map_specs, double))
+            found.extend(work._replace(part=0.5) for work in works if _fits(work.treated[0]))
     return found
 
 

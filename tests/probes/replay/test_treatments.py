@@ -138,7 +138,7 @@ def test_batch_is_doubled_where_tensors_belong_to_it():
     treated = treated_of("batch=2", log)
     products = [work for work in treated.works if work.calls[0].name == "aten::addmm"]
     assert [shapes_of(work.treated[0]) for work in products] == [[(4,), (12, 6), (6, 4)], [(6,), (12, 4), (4, 6)]]
-    assert treated.samples == 2
+    assert {work.part for work in treated.works} == {0.5}
     item = OperatorItem(products[0], Arena(CPU, 4096), treated)
     assert item.treated_weight == item.weight / 2
 
