@@ -184,7 +184,9 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         prescriptions=diagnosis.prescription,
         claims=claims,
         low_s=low_s,
-        basis=f"measured on {number_of(result.n_operators, 'operator')} of this step",
+        basis="measured on copies of sampled parameters"
+        if diagnosis.phases[:1] == ("optimizer",)
+        else f"measured on {number_of(result.n_operators, 'operator')} of this step",
         confidence="low" if is_wide else "high",
         # On a device without a trace, operators that were not replayed are unknown.
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",

@@ -26,6 +26,9 @@ _MAX_READ = 0.25
 MIN_TAPS = 64
 """Least length of a kernel with which Fourier transforms may be faster."""
 
+_SPECTRA_AT_ONCE = 6
+"""Copies of all spectra that exist at a time, with gradients, as peaks of the process's memory showed."""
+
 _PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 
@@ -114,11 +117,15 @@ def _convolutions(log: CallLog) -> Iterator[Cheaper]:
             continue
         bound = function_of(call)
         if bound is not None:
-            n_taps = plain[1].shape[-1]
+            (signals, kernels), padding = plain, call.named["padding"][0]
+            n_taps = kernels.shape[-1]
             bias = () if call.named["bias"] is None else (call.named["bias"],)
-            function = partial(_convolved_by_transforms, call.named["padding"][0], call.named["groups"])
+            function = partial(_convolved_by_transforms, padding, call.named["groups"])
             by_transforms: Bound = function, (*plain, *bias), {}
-            yield Cheaper("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
+            n_rows = sum(math.prod(shape[:2]) for shape in (signals.shape, kernels.shape, call.out_shape))
+            spectra_bytes = n_rows * (signals.shape[-1] + 2 * padding + n_taps - 1) * signals.dtype.itemsize
+            work = Work((call,), (bound,), (by_transforms,), between_bytes=_SPECTRA_AT_ONCE * spectra_bytes)
+            yield Cheaper("convolution", work, call.site, signals.shape, n_taps)
 
 
 def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec] | None:

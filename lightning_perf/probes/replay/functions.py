@@ -97,8 +97,19 @@ def _attention(given: dict[str, Any], call: Call) -> Bound:
         "is_causal": given["is_causal"],
         "scale": given["scale"],
     }
+    if given["query"].shape[1] != given["key"].shape[1]:
+        named["enable_gqa"] = True
     function = torch.nn.functional.scaled_dot_product_attention
     return function, (given["query"], given["key"], given["value"]), named
+
+
+def _copy(given: dict[str, Any], call: Call) -> Bound:
+    return _copied, (given["self"], given["src"]), {}
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Write to a new tensor: ``aten::copy``, which returns one, has no derivative."""
+    return torch.empty_like(target).copy_(source)
 
 
 _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
@@ -106,6 +117,7 @@ _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _softmax,
     "aten::native_group_norm": _group_norm,
+    "aten::copy_": _copy,
     **dict.fromkeys(ATTENTION, _attention),
 }
 
@@ -118,13 +130,15 @@ class Work(NamedTuple):
     """Operators that a treatment changes together: one of them, or a sequence that it replaces.
 
     ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment. ``part`` is the number
-    of treated runs per run without the treatment.
+    of treated runs per run without the treatment, ``between_bytes`` what a treated run takes besides its arguments and
+    results.
     """
 
     calls: tuple[Call, ...]
     as_is: tuple[Bound, ...]
     treated: tuple[Bound, ...]
     part: float = 1.0
+    between_bytes: int = 0
 
     @property
     def n(self) -> int:

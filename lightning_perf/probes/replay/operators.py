@@ -97,7 +97,9 @@ class OperatorItem:
         self._arena, self._treated = arena, treated
         self._n_uses = uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
-        self.treated_weight = self.weight * work.part / treated.samples
+        self.treated_weight = self.weight * work.part
+        # Operators that were timed forward only: their results are detached, or nothing needs their gradients.
+        self._has_backward = any(call.has_backward or not call.ns for call in work.calls)
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
@@ -114,7 +116,7 @@ class OperatorItem:
             outs = [function(*args, **kwargs) for _ in range(self._n_uses)]
             marks = [(begin, watch.mark())]
         leaves = [leaf for leaf in flat((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        for out in outs if leaves else ():
+        for out in outs if leaves and self._has_backward else ():
             results = [value for value in flat(out) if isinstance(value, torch.Tensor) and value.requires_grad]
             gradients = [self._arena.tensor(self._gradient_of(value)) for value in results]
             begin = watch.mark()
@@ -158,12 +160,14 @@ def _size(work: Work, is_timed: bool) -> float:
     return work.seconds if is_timed else float(work.n_elements)
 
 
-def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int) -> int:
+def elements_for(
+    operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int, between_bytes: int = 0
+) -> int:
     """Return the elements of an arena for operators: the tensors, elements of results and calls per step of each.
 
     As many as the tensors of all calls have, but at most ``MAX_ARENA_ELEMENTS`` and what fits. Each dtype needs a block
     of its own, and a treatment one in half precision; results, casts and gradients of the largest operator must fit
-    beside them.
+    beside them, and ``between_bytes``.
 
     Raises:
         MemoryError: The largest operator does not fit.
@@ -174,7 +178,7 @@ def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_by
     item_bytes = [dtype.itemsize for dtype, _ in blocks]
     largest = max((size + n_out for size, (_, n_out, _) in zip(sizes, operators, strict=True)), default=0) + 1024
     bytes_each = sum(item_bytes) + _HALF_BYTES
-    fits = (free_bytes - 2 * max(item_bytes) * largest) // bytes_each
+    fits = (free_bytes - between_bytes - 2 * max(item_bytes) * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
     return int(min(fits, max(largest, min(in_all, MAX_ARENA_ELEMENTS))))

@@ -280,7 +280,8 @@ class ReplayProbe(Probe):
         ]
         levels = {call.gradient_denormal for work in works for call in work.calls}
         operators.append(([TensorSpec((), (), torch.float32, False, -1, level) for level in levels], 0, 0))
-        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
+        between_bytes = max(work.between_bytes for work in works)
+        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes(), between_bytes))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
@@ -299,11 +300,14 @@ class ReplayProbe(Probe):
         if configs is None:
             raise ValueError("without a Trainer, the schedules of parameter groups are not known")
         schedulers = [each.scheduler for each in configs]
-        items = [
-            OptimizerItem(one, _OPTIMIZERS.get(name, {}), n_elements, n_batches,
-                          kinds_of_groups(one, schedulers) if name == _JOINED else None)
-            for one in optimizers
-        ]  # fmt: skip
+        items = []
+        for one in optimizers:
+            kinds = kinds_of_groups(one, schedulers) if name == _JOINED else None
+            try:
+                items.append(OptimizerItem(one, _OPTIMIZERS.get(name, {}), n_elements, n_batches, kinds))
+            except ValueError:
+                if name in _OPTIMIZERS:
+                    raise  # else the operators of forward and backward are replayed without its step
         if name == _JOINED and not any(item.is_changed for item in items):
             raise TreatmentFails("no two parameter groups have the same arguments any more")
         return list(items)

@@ -75,7 +75,7 @@ def without_dropped(log: CallLog) -> list[Work]:
 
 
 def double_batch(log: CallLog) -> list[Work]:
-    """Return the operators that work on the batch, on one twice as large.
+    """Return the operators that work on the batch, on one twice as large, which runs half as often.
 
     Raises:
         ValueError: The size of the batch is not known.
@@ -97,7 +97,8 @@ def double_batch(log: CallLog) -> list[Work]:
     for call in log.calls:
         if any(double(spec) != spec for spec in call.specs):
             scaled.add(call.index)
-            found.extend(work for work in work_for(call, partial(map_specs, double)) if _fits(work.treated[0]))
+            works = work_for(call, partial(map_specs, double))
+            found.extend(work._replace(part=0.5) for work in works if _fits(work.treated[0]))
     return found
 
 
@@ -123,13 +124,15 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
     if any(call.name == "aten::convolution" for call in log.calls):
         strided = (length // 2, length // 4)
         sizes |= {times * size: times * max(1, round(part * size)) for times in (1, n) for size in strided if size > 1}
-    if n in sizes or _is_size_of_layer(log, sizes):
+    if n in sizes or _is_size_of_layer(log, sizes, {n, n * length, n * (length - 1)}):
         raise ValueError(f"the length of the sequences, {length}, is also another size of the model")
 
     def shorten(spec: TensorSpec) -> TensorSpec:
         if spec.source < 0 and spec.needs_grad:
             return spec  # a parameter
         shape = tuple(sizes.get(size, size) for size in spec.shape)
+        if len(shape) > 2 and spec.shape[0] <= length and spec.shape[0] % n == 0 and shape[1:] != spec.shape[1:]:
+            shape = (spec.shape[0], *shape[1:])  # of attention: the batch times its heads, which may equal the length
         return _resized(spec, shape) if shape != spec.shape else spec
 
     found: list[Work] = []
@@ -192,15 +195,27 @@ def output_layer_of(log: CallLog) -> list[Call]:
     return []
 
 
-def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:
-    """Return whether a weight has one of these sizes, or all dimensions of a batched product do."""
+def _is_size_of_layer(log: CallLog, sizes: Container[int], of_batch: set[int]) -> bool:
+    """Return whether a weight has one of these sizes, or all dimensions of a batched product do.
+
+    ``of_batch`` are the first sizes of the batch, and of a view of it as a matrix.
+    """
     for call in log.calls:
         if call.name in _PAIRED and all(size in sizes for spec in call.specs[:2] for size in spec.shape[-2:]):
             return True
-        weights = [spec for spec in call.specs if spec.source < 0 and spec.shape[:1] != (log.n_samples,)]
-        if call.name in (*PRODUCTS, "aten::convolution") and any(size in sizes for s in weights for size in s.shape):
+        if call.name not in (*PRODUCTS, "aten::convolution"):
+            continue
+        given = [_before_cast(log, spec) for spec in call.specs]
+        weights = [s for s in given if s.source < 0 and (s.needs_grad or not {*s.shape[:1]} & of_batch)]
+        if any(size in sizes for spec in weights for size in spec.shape):
             return True
     return False
+
+
+def _before_cast(log: CallLog, spec: TensorSpec) -> TensorSpec:
+    """Return what a tensor was cast from, as autocast casts weights; itself if it is no cast."""
+    writer = log.calls[spec.source] if spec.source >= 0 else None
+    return writer.specs[0] if writer is not None and writer.name == "aten::_to_copy" and writer.specs else spec
 
 
 def _fits(bound: Bound) -> bool:

@@ -52,7 +52,6 @@ class Treated(NamedTuple):
         around_pass: Makes the context of a whole pass: settings of torch.
         around_forward: Makes the context of each forward call: autocast.
         in_thread: Makes a context of settings that belong to a thread; both sides then run in separate threads.
-        samples: Samples of one treated run per sample of a run as it is.
         are_uses_shared: Whether calls with the same parameter are replayed together.
         n_hindered: Threads of the treated side, if those that the process has already slow them down; 0 otherwise.
     """
@@ -62,7 +61,6 @@ class Treated(NamedTuple):
     around_pass: Scope = nullcontext
     around_forward: Scope = nullcontext
     in_thread: Scope | None = None
-    samples: float = 1.0
     are_uses_shared: bool = False
     n_hindered: int = 0
 
@@ -113,9 +111,8 @@ def apply_treatment(
     }
     if name in respecs:
         return _from_calls(log.calls, partial(_is_changed_by, respecs[name]), respecs[name])
-    if name == "batch":
-        return _from_works(double_batch(log))._replace(samples=2.0)
     rewrite: dict[str, Callable[[], list[Work]]] = {
+        "batch": lambda: double_batch(log),
         "pad": lambda: padded_products(log, int(value)),
         "no-bias": lambda: without_bias(log),
         "fused-attention": lambda: attention_works(log),

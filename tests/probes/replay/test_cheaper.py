@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +152,18 @@ def test_transforms_keep_groups_of_channels_apart(n_in, n_out, groups):
     assert found.kind == "convolution"
     ((transforms, _, _),) = cheaper(log)[0].treated
     torch.testing.assert_close(transforms(x, weight), nn.functional.conv1d(x, weight, groups=groups))
+
+
+@pytest.mark.parametrize(("free_mib", "is_replayed"), [(30, False), (150, True)])
+def test_transforms_are_not_replayed_when_the_spectra_of_all_kernels_do_not_fit(free_mib, is_replayed):
+    x, weight = torch.rand(1, 48, 1000), nn.Parameter(torch.rand(48, 48, 64))  # 10 MiB of spectra
+    log, _ = log_of(lambda: nn.functional.conv1d(x, weight).sum().backward())
+    memory = SimpleNamespace(free_bytes=lambda: free_mib * 2**20, scope=nullcontext)
+    probe = probe_of(nn.Linear(1, 1), memory=memory)
+    probe.answer(asked("cheaper"), log, trained_s=1000.0)
+    (result,) = probe.record().results
+    assert (result.speedup is not None) == is_replayed
+    assert result.reason.startswith("" if is_replayed else f"MemoryError: {free_mib} MiB are free")
 
 
 @pytest.mark.parametrize("more", [{"taps": 63}, {"stride": 2}, {"dilation": 2}, {"groups": 1, "taps": 9}])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.torch_version import TorchVersion
 
 from lightning_perf.options import DoctorOptions
 from lightning_perf.probes.replay import compare as watch_module
@@ -77,6 +78,37 @@ def test_function_is_the_public_attention_when_a_kernel_was_seen():
     assert function is nn.functional.scaled_dot_product_attention
     assert len(args) == 3
     assert kwargs["is_causal"] is True
+
+
+@pytest.mark.skipif(torch.__version__ < TorchVersion("2.5"), reason="heads were not shared")
+def test_function_shares_keys_when_they_have_fewer_heads_than_queries():
+    class Attention(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x[:, :2], x[:, :2], enable_gqa=True)
+
+    x = torch.rand(1, 8, 16, 8, requires_grad=True)
+    log = logged(Attention(), x)
+    call = next(call for call in log.calls if any(spec.shape == (1, 2, 16, 8) for spec in call.specs))
+    function, args, kwargs = function_of(call)
+    assert [spec.shape[1] for spec in args] == [8, 2, 2]
+    assert torch.equal(function(x, x[:, :2], x[:, :2], **kwargs), Attention()(x))
+
+
+def test_function_has_a_gradient_when_a_slice_is_assigned():
+    class Filled(nn.Linear):
+        def forward(self, x):
+            out = torch.zeros(4, 8)
+            out[1:3] = super().forward(x)
+            return out
+
+    call = call_of(logged(Filled(8, 8), torch.rand(2, 8)), "aten::copy_")
+    function, (target, source), kwargs = function_of(call)
+    assert (target.needs_grad, source.needs_grad) == (False, True)
+    given, value = torch.zeros(2, 8), torch.rand(2, 8, requires_grad=True)
+    out = function(given, value, **kwargs)
+    assert torch.equal(out, value)
+    assert not given.any()
+    assert torch.equal(torch.autograd.grad(out.sum(), value)[0], torch.ones(2, 8))
 
 
 def test_function_is_absent_when_the_time_depends_on_integers():
@@ -190,6 +222,20 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
         return arena.n_elements
 
     assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_backward_is_not_replayed_when_nothing_needs_it(is_detached):
+    class Target(nn.Linear):
+        def forward(self, x):
+            target = super().forward(x)
+            return x * (target.detach() if is_detached else target)
+
+    log = logged(Target(8, 8), torch.rand(4, 8, requires_grad=True))
+    (work,) = (work for work in apply_treatment("threads=2", log, CPU, None).works if work.calls[0].n_out == 4 * 8
+               and work.calls[0].name == "aten::addmm")  # fmt: skip
+    item = OperatorItem(work, Arena(CPU, 4096), treatments.Treated())
+    assert len(item.run(False, HostWatch(time.perf_counter_ns))) == (1 if is_detached else 2)
 
 
 @pytest.mark.parametrize("treatment", ["precision-bf16", "threads=2", "channels-last", "matmul-precision-high"])

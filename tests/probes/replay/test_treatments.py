@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_perf.probes.clock import now_ns
+from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay import threads
-from lightning_perf.probes.replay.calls import TensorSpec, specs_in
+from lightning_perf.probes.replay.calls import CallLog, TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import HostWatch
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work
 from lightning_perf.probes.replay.optimizer import ZeroingItem
@@ -136,7 +138,7 @@ def test_batch_is_doubled_where_tensors_belong_to_it():
     treated = treated_of("batch=2", log)
     products = [work for work in treated.works if work.calls[0].name == "aten::addmm"]
     assert [shapes_of(work.treated[0]) for work in products] == [[(4,), (12, 6), (6, 4)], [(6,), (12, 4), (4, 6)]]
-    assert treated.samples == 2
+    assert {work.part for work in treated.works} == {0.5}
     item = OperatorItem(products[0], Arena(CPU, 4096), treated)
     assert item.treated_weight == item.weight / 2
 
@@ -364,6 +366,21 @@ def test_replay_is_negligible_when_its_operators_take_too_little_of_the_step():
     assert not probe.answer((hypothesis,), log, trained_s=1000.0)
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(("treatment", "is_replayed"), [("threads=2", True), ("fused-optimizer", False)])
+def test_operators_are_replayed_without_the_optimizer_when_its_step_cannot_be(treatment, is_replayed):
+    model = nn.Linear(64, 64)
+    probe = probe_of(model, OwnOptimizer(model.parameters()))
+    probe.answer(asked(treatment), logged(model, torch.rand(64, 64)), trained_s=1000.0)
+    (result,) = probe.record().results
+    assert (result.speedup is not None) == is_replayed, result.reason
+    assert ("OwnOptimizer" in result.reason) != is_replayed
+
+
 class Words(nn.Module):
     """Embeds words, then attends, or runs a recurrence."""
 
@@ -386,6 +403,47 @@ def test_sequences_are_shortened_in_products_and_attention_but_not_in_weights():
     assert products == [[(8, 8, 8), (8, 8, 8)], [(8, 8, 8), (8, 8, 8)]]
 
 
+def test_batch_times_heads_is_not_shortened_when_it_equals_the_length():
+    attention = Words(Multihead(16, 8, batch_first=True))
+    treated = {}
+    for length in (32, 40):  # with 4 × 8 heads
+        works = treated_of("sequence=0.25", logged(attention, torch.ones(4, length, dtype=torch.int64))).works
+        treated[length] = [shapes_of(work.treated[0]) for work in works if work.calls[0].name == "aten::bmm"]
+    assert treated[32] == [[(32, 8, 2), (32, 2, 8)], [(32, 8, 8), (32, 8, 2)]]
+    assert treated[40] == [[(32, 10, 2), (32, 2, 10)], [(32, 10, 10), (32, 10, 2)]]
+
+
+class Autocast(nn.Module):
+    """Runs ``inner`` under autocast, which casts the weights."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x).float()
+
+
+class Series(nn.Sequential):
+    """A linear layer on padded sequences of floats."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+def test_sequences_are_shortened_when_a_layer_gets_the_batch_as_a_matrix():
+    batch = torch.rand(4, 32, 6)
+    for place, sequence in enumerate(batch):
+        sequence[8 * place + 8 :] = 0
+    log = CallLog(4, [batch, torch.arange(8, 40, 8)])
+    with ArithmeticCounter(model := Series(), now_ns=now_ns, times_operators=True, log=log) as counter:
+        counter.direction = "forward"
+        model(batch).square().mean().backward()
+    first = treated_of("sequence=0.5", log).works[0]
+    assert shapes_of(first.treated[0]) == [(20,), (4 * 16, 6), (6, 20)]
+
+
 def test_operators_of_a_recurrence_run_less_often_when_sequences_are_shorter():
     works = treated_of(
         "sequence=0.25", logged(Words(nn.GRU(16, 8, batch_first=True)), torch.ones(4, 32, dtype=torch.int64))
@@ -401,6 +459,7 @@ def test_operators_of_a_recurrence_run_less_often_when_sequences_are_shorter():
     ("model", "shape", "why"),
     [
         (Words(nn.Linear(16, 32)), (4, 32), "also another size"),  # of a layer
+        (Words(Autocast(nn.Linear(16, 32))), (4, 32), "also another size"),  # of a layer whose weight is cast
         (Words(Attention()), (4, 8), "also another size"),  # of a head
         (Words(nn.Linear(16, 4)), (32, 32), "also another size"),  # of the batch
         (nn.Linear(32, 4), (4, 32), "is not known"),
