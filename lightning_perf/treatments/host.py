@@ -97,6 +97,8 @@ class LogEveryN(Treatment):
 
     def applies_to(self, session: Session) -> str | None:
         now, wanted = session.settings.trainer.log_every_n_steps, self.default_value(session)
+        if now == 0:
+            return "log_every_n_steps is 0: steps pass nothing to the loggers"
         return f"log_every_n_steps is {now} already" if now is not None and now >= wanted else None
 
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:

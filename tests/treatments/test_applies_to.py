@@ -123,6 +123,7 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("accumulate", {"trainer": {"callbacks": ("GradientAccumulationScheduler",)}}, "refuses"),
         ("accumulate", {"trainer": {"accumulate_grad_batches": 4}}, "already"),
         ("log-every-n", {"trainer": {"log_every_n_steps": 50}}, "already"),
+        ("log-every-n", {"trainer": {"log_every_n_steps": 0}}, "nothing to the loggers"),
         ("progress-refresh", {"trainer": {"progress_bar": None}}, "no progress bar"),
         ("progress-refresh", {"trainer": {"progress_bar_refresh_rate": None}}, "by time"),
         ("progress-refresh", {"trainer": {"progress_bar_refresh_rate": 20}}, "already"),

@@ -65,8 +65,9 @@ def check(session: Session) -> Finding | None:
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
     off_bar = _OFF_BAR if _bar_metrics(session) else None
-    by_hand = once or _where_written(session) or _by_hand(session)
-    how = _how(interval if once is None else None, share_of(others) > writing_share)
+    is_collecting = share_of(others) > writing_share
+    by_hand = once or _where_written(session) or _by_hand(session, is_collecting)
+    how = _how(interval if once is None else None, is_collecting)
     saved_s = share * steady.span_s
     rows_part = min(1.0, writing_share / share)
     n_rows = max(map(n_rows_of, loggers.values()), default=0)
@@ -140,14 +141,14 @@ def _where_written(session: Session) -> Prescription | None:
     is_each_step = session.run.stage == "fit" and step_counter(session) == "global_step"
     if line is None or receiver is None or not is_each_step:
         return None
-    if trainer.loggers and trainer.log_every_n_steps != LOG_EVERY_STEPS:
+    if _writes_steps(session) and trainer.log_every_n_steps != LOG_EVERY_STEPS:
         return None
     step = "global_step" if line.entry == "on_train_batch_end" else "global_step + 1"
     counted = f"{receiver[1]}.trainer.{step}"
     counted = f"({counted})" if "+" in step else counted
     return fix(
         f"call self.log every {LOG_EVERY_STEPS} steps"
-        + (", when Lightning writes its values" if trainer.loggers else " instead of in every step"),
+        + (", when Lightning writes its values" if _writes_steps(session) else " instead of in every step"),
         "minutes",
         code=(
             f"# {line.file}:{line.line}\n"
@@ -157,10 +158,16 @@ def _where_written(session: Session) -> Prescription | None:
     )
 
 
-def _by_hand(session: Session) -> Prescription:
+def _writes_steps(session: Session) -> bool:
+    """Return whether a logger gets the values of steps; with ``log_every_n_steps=0`` it gets those of epochs only."""
+    trainer = session.settings.trainer
+    return bool(trainer.loggers) and trainer.log_every_n_steps != 0
+
+
+def _by_hand(session: Session, is_collecting: bool) -> Prescription:
     counter = step_counter(session)
     how, call = "call self.log every {} steps instead of in every step", 'self.log("train_loss", loss)'
-    if session.settings.trainer.loggers:
+    if _writes_steps(session) or (session.settings.trainer.loggers and not is_collecting):
         how = "pass values to the logger every {} steps instead of calling self.log in every step"
         call = 'self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)'
     return fix(
