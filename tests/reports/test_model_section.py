@@ -51,7 +51,7 @@ def test_utilisation_always_shows_what_it_is_a_share_of() -> None:
 
 def test_module_table_has_a_row_for_each_module_with_its_bound() -> None:
     table = model_rows.module_table(profile())
-    heads, numbers, rows, _ = table.grid(100, str)
+    heads, numbers, rows, *_ = table.grid(100, str)
     assert {"module", "type", "FLOPs", "share", "bytes", "time", "FLOP/s", "bound"} <= set(heads)
     assert [row[0] for row in rows] == ["net.body", "outside modules"]
     assert [row[-1] for row in rows] == ["compute", "latency"]

@@ -189,7 +189,7 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
 def built(job: Job, original: Callable[..., None], *args: Any) -> Any:
     """Build a Trainer whose constructor is ``original``."""
     trainer = SimpleNamespace(is_global_zero=True, callbacks=[])
-    wrapper = inside.TrainerWrapper(job, "lightning.pytorch", modes.MODES[job.mode])
+    wrapper = inside.TrainerWrapper(job, "lightning.pytorch", modes.MODES[job.mode](job))
     wrapper.around_init(original)(trainer, *args)
     return trainer
 

@@ -20,7 +20,7 @@ ELEMENTS = 9
 
 
 def molecules(count, seed):
-    """Trees of 14 to 36 atoms with a few ring bonds: elements, normalised bonds (with self loops), solubility."""
+    """Trees of 14 to 36 atoms with a few ring bonds: elements, normalized bonds (with self loops), solubility."""
     g = torch.Generator().manual_seed(seed)
     polar = torch.tensor([-0.4, 0.9, 0.7, 0.1, -0.3, -0.6, 0.5, -0.2, 0.3])
     out = []

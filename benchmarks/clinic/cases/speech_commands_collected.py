@@ -1,4 +1,4 @@
-"""A convolutional network with attention pooling that recognises spoken commands, with a callback that collects
+"""A convolutional network with attention pooling that recognizes spoken commands, with a callback that collects
 garbage during the epoch.
 ---
 expect: [PD508, PD504]

@@ -14,7 +14,7 @@ PAST, FUTURE = 12, 3
 
 
 def make_traffic(hours, seed):
-    """Speeds on a random road graph: daily rhythm, and jams that spread to neighbours."""
+    """Speeds on a random road graph: daily rhythm, and jams that spread to neighbors."""
     g = torch.Generator().manual_seed(seed)
     place = torch.rand(SENSORS, 2, generator=torch.Generator().manual_seed(0))
     adjacency = (torch.cdist(place, place) < 0.18).float()
