@@ -101,9 +101,12 @@ def _pass_s(session: Session, optimizer: OptimizerSettings, backward_s: float) -
     part = found.total_s / sum(one.total_s for one in passes)
     most_s = part * backward_s if others else 0.0
     if optimizer.dropped_per_batch is not None:
-        each_s = optimizer.dropped_per_batch * steady.n_span_steps * found.total_s
-        most_s = max(most_s, min(each_s, backward_s))
-        least_s = min(each_s, part * backward_s)
+        n_passes, each_s = optimizer.dropped_per_batch * steady.n_span_steps, found.total_s
+        most_s = max(most_s, min(n_passes * each_s, backward_s))
+        fast_s = steady.phases["backward"].p10_s if "backward" in steady.phases else None
+        if fast_s is not None and optimizer.dropped_per_batch >= 1.0:  # even fast steps have this pass
+            each_s = min(each_s, fast_s)
+        least_s = min(n_passes * each_s, part * backward_s)
     else:  # without another pass for this optimizer, the sampled step is unlike other steps
         least_s = most_s
     return found.only_s[index] / found.total_s * least_s, most_s or backward_s
