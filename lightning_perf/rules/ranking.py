@@ -1,6 +1,6 @@
 """The order of findings: causes before symptoms, and certain gains before uncertain ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -75,7 +75,32 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
             ):
                 ordered.insert(i, ordered.pop(place))
                 break
-    return _alternatives_last(ordered, explains)
+    lowering = {rule.code for rule in rules if rule.lowers_precision}
+    return _precision_last(_alternatives_last(ordered, explains), explains, lowering)
+
+
+def _precision_last(
+    ordered: list[Finding], explains: Mapping[str, tuple[str, ...]], lowering: Collection[str]
+) -> list[Finding]:
+    """Return the findings with those that lower the precision behind a cause of more time than they can save.
+
+    That this time passes there is certain, though not how much of it the fix saves, and the fix keeps the numbers.
+    """
+    found = list(ordered)
+    for finding in ordered:
+        if finding.code not in lowering or finding.gain is None:
+            continue
+        most = max(possible_share(finding.gain), HIGH_SHARE)
+        for place, one in enumerate(found):
+            is_cause = (one.confidence, _safety(one)) == ("high", "exact") and one.severity != "info"
+            is_explained = any(one.code in explains.get(cause.code, ()) for cause in found[:place])
+            is_larger = one.gain is not None and possible_share(one.gain) >= most
+            if is_cause and is_larger and not is_explained and one.code not in lowering:
+                if place > found.index(finding):
+                    found.remove(finding)
+                    found.insert(place, finding)
+                break
+    return found
 
 
 def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:

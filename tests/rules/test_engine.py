@@ -14,7 +14,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Evidence, Finding, Gain, Prescription
 from lightning_perf.rules import engine
 from lightning_perf.rules.engine import all_rules, check_codes, diagnose, preflight
-from lightning_perf.rules.findings import AT_STAKE, WHY_NOT_MEASURED, fact, is_measured
+from lightning_perf.rules.findings import AT_STAKE, WHY_NOT_MEASURED, fact, fix, is_measured
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.verdict import expectation
 
@@ -297,6 +297,37 @@ def test_alternative_is_ranked_behind_certain_causes_when_its_gain_is_not_certai
     certain = _rule("PD602", lambda _: other)
     assert order(cause, low("PD101", 1.0), certain, low("PD102", 1.0)) == ["PD108", "PD602", "PD101", "PD102"]
     assert order(low("PD101", 1.0), certain) == ["PD101", "PD602"]
+
+
+@pytest.mark.parametrize(
+    ("high", "changes", "order"),
+    [
+        (2.5, {}, ["PD107", "PD301", "PD101"]),
+        (1.3, {}, ["PD301", "PD107", "PD101"]),  # less than a lower precision can save
+        (2.5, {"confidence": "medium"}, ["PD301", "PD107", "PD101"]),
+        (2.5, {"safety": "semantics"}, ["PD301", "PD107", "PD101"]),
+    ],
+)
+def test_lower_precision_is_ranked_behind_a_cause_of_more_time_than_it_can_save(use_rules, high, changes, order):
+    gains = {"PD301": (1.2, 1.4), "PD107": (1.0, high), "PD101": (1.0, high)}
+    safety = changes.pop("safety", "exact")
+    found = {
+        code: _finding(
+            code,
+            severity="medium" if low > 1.0 else "low",
+            gain=Gain(low=low, high=most, basis="", method="timed"),
+            claims={"data_wait": 10.0} if code != "PD301" else {"forward": 5.0},
+            prescriptions=(fix("do it", "minutes", "numerics" if code == "PD301" else safety),),
+            **(changes if code != "PD301" else {}),
+        )
+        for code, (low, most) in gains.items()
+    }
+    use_rules(
+        _rule("PD301", lambda _: found["PD301"], lowers_precision=True),
+        _rule("PD107", lambda _: found["PD107"], explains=("PD101",)),
+        _rule("PD101", lambda _: found["PD101"]),
+    )
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
 @pytest.mark.parametrize(

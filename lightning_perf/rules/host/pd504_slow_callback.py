@@ -8,7 +8,8 @@ from lightning_perf.rules.logging_cost import log_every
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of, step_counter
-from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
+from lightning_perf.rules.thresholds import EXPLAINED_PART, HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
+from lightning_perf.rules.user_lines import collecting_s
 from lightning_perf.rules.wording import called, duration, percent
 
 _AT_THE_END = ("on_train_end", "on_fit_end", "teardown")  # of the run, once
@@ -24,6 +25,8 @@ def check(session: Session) -> Finding | None:
         return None
     times = [_placed(time, session) for time in times]
     worst = max(times, key=lambda time: time.share)
+    if collecting_s(session, worst.phase) >= EXPLAINED_PART * share * steady.span_s:
+        return None  # PD508 applies
     each_s = call_s(worst)
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
@@ -69,8 +72,9 @@ def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
         each_s = time.share * steady.span_s / steady.n_span_steps
         least_s = SAME_WORK_FRACTION * each_s + phase.total_s / steady.n_span_steps - each_s
         is_in_each = _is_in_steps(time) and time.n_calls > steady.n_steps / 2
-        if phase.p50_s is not None and phase.p50_s < least_s and is_in_each:
-            return 1.0  # it skips most steps already
+        if phase.p50_s is not None and phase.p50_s < least_s and is_in_each:  # it skips most steps already
+            is_in_twentieth = phase.p95_s is not None and phase.p95_s >= each_s
+            return 20 / LOG_EVERY_STEPS if is_in_twentieth else 1.0
         if phase.p10_s is not None and phase.p10_s >= least_s:
             n_times = LOG_EVERY_STEPS
     return 1 / min(n_times, max(1, time.n_calls))
