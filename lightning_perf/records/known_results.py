@@ -57,7 +57,8 @@ class BackwardPasses(Record, frozen=True, kw_only=True):
         n: Number of these passes.
         total_s: Seconds of their operators.
         only_s: By optimizer, the seconds of operators whose gradients reach parameters of this optimizer alone.
-        shared: Part of their operators that an earlier one of these passes went through, too; None in older sessions.
+        shared: Part of their operators that an earlier one of these passes went through, too, without derivatives of
+            derivatives; None in older sessions.
     """
 
     site: str

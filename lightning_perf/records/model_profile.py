@@ -289,6 +289,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         n_parameters: Elements; a shared parameter counts once.
         n_trainable: Elements that require a gradient.
         n_samples: Batch size; None if unknown.
+        reads_batch: Whether an operator of the step reads a tensor of the batch; None if unknown, and if ``basis`` is
+            not ``"step"``.
         step: Batches before the step that was counted; None outside a run.
         basis: ``"step"`` if the operators of a step were counted; ``"shapes"`` if its modules were counted on fake
             tensors of the shapes in the run, without sharding; ``"uncompiled"`` if also without the compiler.
@@ -335,6 +337,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     n_trainable: int
     parameters_bytes: int
     n_samples: int | None = None
+    reads_batch: bool | None = None
     step: int | None = None
     basis: Basis = "step"
     precision: str = ""

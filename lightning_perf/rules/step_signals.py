@@ -23,6 +23,7 @@ from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s, steady
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 
 Answer = TypeVar("Answer")
+UNREAD_BATCH = "no operator of the step reads the batch, so its size may not decide how much is computed"
 
 
 def from_trace_or_steps(
@@ -147,6 +148,11 @@ def model_profile_of(session: Session) -> ModelProfile:
     if profile is None or profile.forward_flops is None:
         raise Skip(session.missing.get("model_profile", "the model's FLOPs were not counted"))
     return profile
+
+
+def is_batch_unread(session: Session) -> bool:
+    """Return whether no operator of the counted step reads the batch: what it computes may not depend on its size."""
+    return session.model_profile is not None and session.model_profile.reads_batch is False
 
 
 def bound_of(session: Session) -> Bound:

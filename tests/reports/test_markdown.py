@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.plugin_util import markdown_to_safe_html
 
+from lightning_perf.records import ModelProfile
 from lightning_perf.reports.render.markdown import escape, to_markdown
 from reports.sessions import SESSIONS, hostile, memory_sampled, starved
 from reports.test_html import everything
@@ -44,6 +45,13 @@ def test_markdown_shows_memory_contents_growth_and_headroom() -> None:
     assert "cuda:0 memory grows 500 MiB per 1,000 steps (95 % CI 488–518 MiB)" in text
     assert "host: no steady growth in 200 readings\n" in text
     assert "largest batch that fits: about 567 (now 64)" in text
+
+
+def test_markdown_shows_no_headroom_when_no_operator_reads_the_batch() -> None:
+    profile = ModelProfile(
+        class_name="Net", device="cuda:0", n_parameters=9, n_trainable=9, parameters_bytes=36, reads_batch=False
+    )
+    assert "largest batch" not in to_markdown(msgspec.structs.replace(memory_sampled(), model_profile=profile))
 
 
 def test_markdown_reports_no_steady_growth_when_memory_jumped_once() -> None:

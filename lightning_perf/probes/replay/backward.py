@@ -64,11 +64,20 @@ class BackwardTimes:
     def __init__(self) -> None:
         self._sites: dict[int, str] = {}  # by autograd's number of the pass
         self._by_site: dict[str, Counter[Call | None]] = defaultdict(Counter)
-        self._nodes: dict[str, Counter[int]] = defaultdict(Counter)  # by their numbers: passes that went through each
+        self._nodes: dict[int, Counter[int]] = defaultdict(Counter)  # by pass: how often it went through each node
+        self._made: set[int] = set()  # nodes that passes have made, by their numbers
         self._last_node = 0, 0
 
-    def add(self, call: "Call | None", ns: int) -> None:
-        """Add an operator of the current pass, and the forward operator that it belongs to, if that is known."""
+    def add(self, call: "Call | None", ns: int, made: int | None = None) -> None:
+        """Add an operator of the current pass.
+
+        Args:
+            call: The forward operator that it belongs to; None if that is unknown.
+            ns: Nanoseconds that it took.
+            made: Number of the node of autograd that it has made; None if it has made none.
+        """
+        if made is not None:
+            self._made.add(made)
         number = torch._C._current_graph_task_id()
         site = self._sites.get(number)
         if site is None:
@@ -76,7 +85,7 @@ class BackwardTimes:
         self._by_site[site][call] += ns
         node = torch._C._current_autograd_node()
         if accumulating_parameter(node) is None:  # all nodes that add to a gradient have one number
-            self._nodes[site][node._sequence_nr()] += (number, node._sequence_nr()) != self._last_node
+            self._nodes[number][node._sequence_nr()] += (number, node._sequence_nr()) != self._last_node
             self._last_node = number, node._sequence_nr()
 
     def records(self, n_optimizers: int) -> tuple[BackwardPasses, ...]:
@@ -90,8 +99,22 @@ class BackwardTimes:
                     sum(ns for call, ns in times.items() if call is not None and call.reach == 2 << i) / 1e9
                     for i in range(n_optimizers)
                 ),
-                shared=1 - len(self._nodes[site]) / max(1, self._nodes[site].total()),
+                shared=self._shared([number for number, each in self._sites.items() if each == site]),
             )
             for site, times in self._by_site.items()
             if times.total()
         )
+
+    def _shared(self, passes: list[int]) -> float:
+        """Return the part of the passes' nodes that an earlier one went through as well.
+
+        Derivatives of derivatives do not count: they need another pass's result, and for two or three inputs, one pass
+        over all of them takes as long as one for each.
+        """
+        n_shared, before = 0, set[int]()
+        for number in passes:
+            nodes = self._nodes[number]
+            if self._made.isdisjoint(nodes):
+                n_shared += nodes.total() - len(nodes.keys() - before)
+            before.update(nodes)
+        return n_shared / max(1, sum(self._nodes[number].total() for number in passes))

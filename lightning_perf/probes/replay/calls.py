@@ -23,7 +23,7 @@ from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, is_made_f
 
 from .backward import OTHERS, BackwardTimes, GradientReach
 from .read_rows import LAYERS, RowReads
-from .reads import SORT, ProductReads, SortReads
+from .reads import SORT, BatchReads, ProductReads, SortReads
 
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
@@ -204,9 +204,9 @@ class CallLog:
     ) -> None:
         self.n_samples = n_samples
         tensors = [tensor for tensor in batch if is_plain_tensor(tensor)]
-        self._batch = set(map(storage_address, tensors))
+        self.batch = BatchReads(tensors)
         self.padded_length = padded_length(tensors)
-        self._last_node = 0
+        self._last_node = self._n_contents = 0
         self.reach = GradientReach(optimizers, unowned)
         self.backward = BackwardTimes()
         self.calls: list[Call] = []
@@ -219,7 +219,6 @@ class CallLog:
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
         self._writers: dict[int, int] = {}
         self._contents: dict[int, int] = {}  # by storage: number of the last write
-        self._n_contents = 0
         self.renormed: dict[int, int] = {}
         self.cheaper: list[Any] | None = None
         self._of_copies: set[int] = set()  # indices of calls that copies of items went into
@@ -248,11 +247,12 @@ class CallLog:
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
         inputs = [] if is_view else [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
+        self.batch.see(inputs)
         self.sort_reads.see(inputs)
         self.packed.add(node, name, inputs or args, is_view, out, ns)
         if node is not None:  # with gradients, it is computed again, or is part of a graph of higher order
             known = self._by_node.get(node._sequence_nr()) if not has_grad else None
-            self.backward.add(known[0] if known is not None else None, ns)
+            self.backward.add(known[0] if known is not None else None, ns, number - 1 if has_node else None)
         if node is not None and not has_grad:
             if known is not None:
                 owner, addresses = known
@@ -341,7 +341,7 @@ class CallLog:
         if found.kind != "sparse":
             return None if writer < 0 and matrix.requires_grad else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
-        is_batch = storage_address(matrix) in self._batch
+        is_batch = storage_address(matrix) in self.batch.addresses
         return None if is_dense or (is_batch and len({*matrix.shape}) > 1) else found  # a graph's is square
 
     def _n_copies(self, call: Call, args: Any) -> int:

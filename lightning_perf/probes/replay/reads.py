@@ -79,6 +79,29 @@ class ProductReads:
         return any(not storage.expired() for storage in self._storages.get(index, ()))
 
 
+class BatchReads:
+    """Reads of the batch's tensors by operators.
+
+    Attributes:
+        addresses: Of their storages; empty if there are none.
+        is_complete: Whether the batch holds no other objects, which may hold data as well.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.addresses = {storage_address(value) for value in tensors} - {0}
+        self.is_complete = True
+        self._is_read = False
+
+    def see(self, inputs: Iterable[torch.Tensor]) -> None:
+        """Note what an operator reads."""
+        if not self._is_read and self.addresses:
+            self._is_read = any(storage_address(value) in self.addresses for value in inputs)
+
+    def is_read(self) -> bool | None:
+        """Return whether an operator has read one; None if none has and the batch may hold other data."""
+        return self._is_read or (False if self.addresses and self.is_complete else None)
+
+
 class SortReads:
     """Follows the results of sorts by their storages; keeps no tensor alive."""
 

@@ -78,11 +78,13 @@ def double_batch(log: CallLog) -> list[Work]:
     """Return the operators that work on the batch, on one twice as large, which runs half as often.
 
     Raises:
-        ValueError: The size of the batch is not known.
+        ValueError: The size of the batch is not known, or no operator reads it.
     """
     n_samples = log.n_samples
     if not n_samples:
         raise ValueError("the size of the batch is not known")
+    if log.batch.is_read() is False:
+        raise ValueError("no operator of the step reads the batch")
     scaled: set[int] = set()
 
     def double(spec: TensorSpec) -> TensorSpec:

@@ -19,9 +19,9 @@ from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.model.module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from lightning_perf.probes.model.passes import PassCounter
 from lightning_perf.probes.model.summary import parameters_of, unwrap
-from lightning_perf.probes.plain import batch_size, search_limit, tensors_in
+from lightning_perf.probes.plain import batch_size, is_plain_tensor, search_limit, tensors_in
 from lightning_perf.probes.replay.broadcasts import broadcast_sum
-from lightning_perf.probes.replay.calls import CallLog
+from lightning_perf.probes.replay.calls import PLAIN_TYPES, CallLog, flat
 from lightning_perf.probes.replay.cheaper import cheaper_operator
 from lightning_perf.probes.replay.repeated_rows import in_both, repeated_rows
 from lightning_perf.probes.replay.rewrites import output_layer_of
@@ -198,6 +198,7 @@ class SampledSteps(Probe):
             trained = (parameters_of(unwrap(optimizer)) for optimizer in optimizers)
             unowned = (one for _, one in unowned_parameters(self._module, optimizers))
             log = CallLog(self._n_samples or 0, tensors, trained, unowned)
+            log.batch.is_complete = all(is_plain_tensor(one) or type(one) in PLAIN_TYPES for one in flat(batch))
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
@@ -266,6 +267,7 @@ class SampledSteps(Probe):
             self.call_log, self._passes, self._repeated = log, counter.passes, repeated_rows(log)
             self.profile = msgspec.structs.replace(
                 counter.profile(device_name(self._device), self._n_samples, self._step),
+                reads_batch=log.batch.is_read(),
                 broadcast=broadcast_sum(log),
                 zeros=zero_operand(log),
                 cheaper=cheaper_operator(log),

@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lightning_perf.interrupts import error_text
+from lightning_perf.probes.plain import class_attribute, is_library
 from lightning_perf.seams import Undos, change_attribute, remove_hook
 
 
@@ -75,11 +76,40 @@ _refuses_subclasses = torch.__version__ < TorchVersion("2.6")
 """Whether ``Tensor.as_subclass`` raises below any dispatch mode."""
 
 _as_subclass = torch.Tensor.as_subclass
+_TENSOR_NEW = class_attribute(torch.Tensor, "__new__")
 
 
 def _as_subclass_without_modes(tensor: torch.Tensor, kind: Any) -> Any:
     with _disable_current_modes():
         return _as_subclass(tensor, kind)
+
+
+def _allow_subclasses(undos: Undos) -> None:
+    """Let ``Tensor.__new__`` create tensors of the user's classes, which raises below any dispatch mode.
+
+    Only these classes are changed: dynamo refuses to be imported while ``Tensor`` itself has another ``__new__``.
+    """
+    pending = [each for each in torch.Tensor.__subclasses__() if not is_library(each)]
+    while pending:
+        kind = pending.pop()
+        pending += type.__subclasses__(kind)
+        new = class_attribute(kind, "__new__")
+        function = new.__func__ if isinstance(new, staticmethod) else new
+        calls_another = "__new__" in getattr(getattr(function, "__code__", None), "co_names", ())
+        if new is _TENSOR_NEW or ("__new__" in vars(kind) and calls_another):
+            change_attribute(kind, "__new__", staticmethod(_without_mode(kind.__new__)), undos)
+
+
+def _without_mode(new: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(new)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        stack = _python_dispatch._get_current_dispatch_mode_stack()
+        if len(stack) != 1 or not isinstance(stack[0], PassiveMode):
+            return new(*args, **kwargs)
+        with _python_dispatch._pop_mode_temporarily():
+            return new(*args, **kwargs)
+
+    return create
 
 
 class PassiveMode(_Base):  # type: ignore[misc]
@@ -99,8 +129,9 @@ class PassiveMode(_Base):  # type: ignore[misc]
         return True
 
     def __enter__(self) -> Any:
+        self.undos = Undos()
+        _allow_subclasses(self.undos)
         if _refuses_subclasses:
-            self.undos = Undos()
             change_attribute(torch.Tensor, "as_subclass", _as_subclass_without_modes, self.undos)
         return super().__enter__()
 

@@ -8,6 +8,7 @@ from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, 
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
 from lightning_perf.reports.wording import count, line, share, size
+from lightning_perf.rules.step_signals import is_batch_unread
 
 _MAX_MODULES = 6
 _MIN_SHARE = 0.005
@@ -42,7 +43,8 @@ def memory_parts(session: Session) -> Iterator[AnyPart]:
     yield _phases(session)
     yield facts([growth_text(growth) for growth in memory.growth], "Growth")
     yield _growth(session)
-    yield facts([headroom_fact(memory.headroom)], "Batch size")
+    if not is_batch_unread(session):
+        yield facts([headroom_fact(memory.headroom)], "Batch size")
 
 
 def breakdown_parts(breakdown: Breakdown) -> Iterator[AnyPart]:

@@ -7,7 +7,7 @@ from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tin
 from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
-from lightning_perf.rules.step_signals import bound_of, from_trace_or_steps, model_profile_of
+from lightning_perf.rules.step_signals import bound_of, from_trace_or_steps, is_batch_unread, model_profile_of
 from lightning_perf.rules.thresholds import LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
@@ -85,4 +85,6 @@ def _from_trace(session: Session) -> Finding | None:
 
 def _prescriptions(session: Session) -> tuple[Prescription | None, ...]:
     larger = fix("use a larger batch: more work per kernel", "minutes", "semantics", treatment="batch-size")
-    return compile_prescription(session, " with CUDA graphs"), None if is_tight(session) else larger
+    return compile_prescription(session, " with CUDA graphs"), None if is_tight(session) or is_batch_unread(
+        session
+    ) else larger

@@ -6,7 +6,7 @@ from lightning_perf.rules.memory_signals import capacity_fraction, device_memory
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.step_signals import bound_of
+from lightning_perf.rules.step_signals import UNREAD_BATCH, bound_of, is_batch_unread
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, SMALL_BATCH_MAX_BUSY, STARVED_MAX_PART
 from lightning_perf.rules.trace_reading import Reading, device_reading_of
 from lightning_perf.rules.wording import number_of, percent
@@ -14,6 +14,8 @@ from lightning_perf.rules.wording import number_of, percent
 
 @replay_rule("PD313", "small-batch")
 def check(session: Session) -> Diagnosis | None:
+    if is_batch_unread(session):
+        raise Skip(UNREAD_BATCH)
     try:
         reading, device = device_reading_of(session)
     except Skip:

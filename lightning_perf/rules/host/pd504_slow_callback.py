@@ -98,7 +98,11 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
     if worst.hook in _AT_THE_END or (not is_in_steps and not is_fit):  # evaluation is a single epoch
         return fix(f"make {name} faster", "minutes")
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps, session))
+    code = _code(name, worst, is_in_steps, session)
+    if worst.kind != "callback" and not is_in_steps and "validation" not in worst.hook:
+        # It may be a part of the training, e.g. draw the data of the next epoch or update a baseline.
+        return fix(f"make {name} faster, or run it every {often}", "minutes", "semantics", code=code)
+    return fix(f"run {name} every {often}, or make it faster", "minutes", code=code)
 
 
 def _timer_advice(session: Session) -> Prescription:

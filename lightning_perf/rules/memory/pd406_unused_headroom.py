@@ -5,7 +5,8 @@ import statistics
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch_text
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.step_signals import UNREAD_BATCH, is_batch_unread
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
 from lightning_perf.rules.wording import percent
 
@@ -15,6 +16,8 @@ def check(session: Session) -> Finding | None:
     device = device_memory_of(session)
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch
+    if is_batch_unread(session):
+        raise Skip(UNREAD_BATCH)
     fraction = capacity_fraction(device)
     steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
     busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]

@@ -189,6 +189,28 @@ def test_no_backward_times_are_recorded_when_operators_are_not_timed():
     assert log.backward.records(1) == ()
 
 
+def test_derivatives_of_derivatives_share_no_operators():
+    net = nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 1))
+
+    def shared(step):
+        log = CallLog(8, optimizers=[net.parameters()])
+        with ArithmeticCounter(net, now_ns=count(0, 10).__next__, times_operators=True, log=log) as counter:
+            counter.direction = "forward"
+            step(torch.rand(8, 2, requires_grad=True))
+        assert not counter.failure
+        return [each.shared for each in log.backward.records(1)]
+
+    def gradient(value, points):
+        return torch.autograd.grad(value.sum(), points, create_graph=True)[0]
+
+    def laplacian(points):
+        slopes = gradient(net(points), points)
+        return [gradient(slopes[:, i], points) for i in range(2)]
+
+    assert set(shared(laplacian)) == {0}
+    assert shared(lambda points: [gradient(each, points) for each in net(points)])[0] > 0.6
+
+
 def test_passes_of_one_line_are_counted_and_recomputed_operators_timed():
     model = layers(24, 24, 24)
 

@@ -150,6 +150,26 @@ def test_batch_cannot_be_replayed_when_its_size_is_not_known():
         treated_of("batch=2", log)
 
 
+def test_batch_cannot_be_replayed_when_no_operator_reads_it():
+    class Sampling(nn.Module):
+        """Makes its own points, as solvers of differential equations do."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 4)
+
+        def forward(self, batch):
+            return self.layer(torch.rand(8, 2))
+
+    log = logged(Sampling(), torch.ones(1))
+    assert log.batch.is_read() is False
+    with pytest.raises(ValueError, match="no operator of the step reads the batch"):
+        treated_of("batch=2", log)
+    log.batch.is_complete = False
+    assert log.batch.is_read() is None
+    assert logged(nn.Linear(4, 4), torch.rand(6, 4)).batch.is_read() is True
+
+
 def test_call_keeps_its_backward_pass_when_an_operator_without_one_follows():
     class Scores(nn.Module):
         def __init__(self):

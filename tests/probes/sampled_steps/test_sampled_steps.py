@@ -84,6 +84,7 @@ def test_one_step_is_counted_and_each_round_samples_a_step_per_kind() -> None:
     assert fit.until(ROUNDS[0] + 10)[:3] == [COUNTED_STEP, ROUNDS[0], ROUNDS[0] + 1]
     assert fit.probe.profile is not None
     assert fit.probe.profile.step == COUNTED_STEP
+    assert fit.probe.profile.reads_batch is True
     assert fit.probe.module_times() is not None
     assert fit.probe.sync_calls() is not None
     assert fit.probe.next_step == ROUNDS[1]
