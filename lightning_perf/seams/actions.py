@@ -113,6 +113,14 @@ def time_left_s(trainer: Any) -> float:
     return min((left for each in timers if (left := each.time_remaining()) is not None), default=math.inf)
 
 
+def monitored_metrics(trainer: Any) -> set[str]:
+    """Return the names of logged values that callbacks and schedulers read, as they were given to ``self.log``."""
+    schedulers = [each for each in getattr(trainer, "lr_scheduler_configs", ()) if each.reduce_on_plateau]
+    given = [getattr_static(each, "monitor", None) for each in (*trainer.callbacks, *schedulers)]
+    names = {each for each in given if isinstance(each, str)}
+    return names | {each.removesuffix("_step").removesuffix("_epoch") for each in names}
+
+
 def base_class(cls: type, names: tuple[str, ...]) -> type | None:
     """Return Lightning's class with one of these names that a class is or derives from; None without one."""
     for base in reversed(cls.__mro__):

@@ -207,11 +207,16 @@ def _share(session: Session, name: str) -> float:
 
 
 def samples_per_step(session: Session) -> int | None:
-    """Return the samples per step of all loaders and ranks; None if a batch size is unknown."""
+    """Return the samples per step of all loaders and ranks; None if a batch size is unknown.
+
+    Other stages than fit go through their loaders one after the other: None if these have several batch sizes.
+    """
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
     sizes = [loader.batch_size for loader in session.settings.loaders if loader.stage == stage]
     known = [size for size in sizes if size is not None]
-    return sum(known) * session.run.world_size if known and len(known) == len(sizes) else None
+    if not known or len(known) < len(sizes) or (stage != "train" and len({*known}) > 1):
+        return None
+    return (sum(known) if stage == "train" else known[0]) * session.run.world_size
 
 
 def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:

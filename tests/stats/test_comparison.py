@@ -22,7 +22,7 @@ from lightning_perf.records import (
     TrainerSettings,
     Trial,
 )
-from lightning_perf.stats.comparison import compare_sessions
+from lightning_perf.stats.comparison import compare_sessions, samples_per_step
 
 
 def compared(base: Session | list[Session], new: Session | list[Session]) -> Comparison:
@@ -112,6 +112,19 @@ def test_times_are_per_sample_when_only_the_second_loader_has_another_batch_size
     assert both.per == "sample"
     assert both.times[0].ratio.value == pytest.approx(1 / 2, rel=0.05)
     assert compared(with_loaders(1, 8, 8), with_loaders(2, 8, None)).per == "step"
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((8, 8), 8), ((8, 24), None), ((8, None), None), ((), None)])
+def test_loaders_of_a_validation_are_counted_one_after_the_other(sizes: Any, expected: int | None) -> None:
+    loaders = tuple(LoaderSettings(stage="val", index=i, class_name="DataLoader", is_plain=True, batch_size=size)
+                    for i, size in enumerate(sizes))  # fmt: skip
+    session = simulated(1)
+    session = msgspec.structs.replace(
+        session,
+        run=msgspec.structs.replace(session.run, stage="validate"),
+        settings=Settings(trainer=TrainerSettings(), loaders=loaders),
+    )
+    assert samples_per_step(session) == expected
 
 
 def test_a_phase_that_one_run_of_a_side_lacks_counts_as_no_time_there() -> None:

@@ -98,6 +98,35 @@ def log_and_convert(module: Measured, value: Any) -> None:
     assert value.detach().numpy() >= 0
 
 
+def log_buffer(module: Measured, value: Any) -> None:
+    module.average.mul_(0.9).add_(value, alpha=0.1)
+    module.log("error", module.average.mean())
+
+
+class Returned(Measured):
+    """Returns the value, and reads it in a hook."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.mse_loss(self.head(batch[0]), batch[0])
+        with torch.no_grad():
+            value = self.head(-batch[0]).abs().mean()
+        self.log("error", value)
+        return {"loss": loss, "error": value}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.kept.append(float(outputs["error"]))
+
+
+class Plateau(Measured):
+    """Lowers its learning rate by the logged value."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "monitor": "error_step", "interval": "step"}}  # fmt: skip
+
+
 class Sum(Head):
     """Returns a sum as the loss, which is not logged; autograd runs no operator for the sum."""
 
@@ -156,9 +185,16 @@ def test_results_that_are_only_logged_are_recorded_with_their_line(make_trainer:
     assert found.n_operators == 7  # three layers, tanh, the minus sign, absolute value and mean
 
 
-@pytest.mark.parametrize("use", [log_and_scale, log_and_compare, log_and_keep, log_and_average, log_and_convert])
+@pytest.mark.parametrize(
+    "use", [log_and_scale, log_and_compare, log_and_keep, log_and_average, log_and_convert, log_buffer]
+)
 def test_logged_results_that_something_else_uses_do_not_count(make_trainer: Make, use: Any) -> None:
     assert "logged" not in known_in(fit(make_trainer, Measured(use)))
+
+
+@pytest.mark.parametrize("kind", [Returned, Plateau])
+def test_logged_results_that_a_hook_or_a_scheduler_reads_do_not_count(make_trainer: Make, kind: Any) -> None:
+    assert "logged" not in known_in(fit(make_trainer, kind(log_detached)))
 
 
 def test_a_failure_to_follow_is_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

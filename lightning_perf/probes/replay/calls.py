@@ -337,12 +337,13 @@ class CallLog:
         found = zeros_in(name, args)
         if found is None:
             return None
-        matrix, (writer, *_) = args[found.place], self._writers_of([args[found.place]])
+        matrix, address = args[found.place], storage_address(args[found.place])
+        writer = self._writers.get(address, -1)
         if found.kind != "sparse":
             return None if writer < 0 and matrix.requires_grad else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
-        is_batch = storage_address(matrix) in self.batch.addresses
-        return None if is_dense or (is_batch and len({*matrix.shape}) > 1) else found  # a graph's is square
+        is_other = address in self.batch.addresses and len({*matrix.shape}) > 1  # than a graph's, which is square
+        return None if is_dense or is_other else found
 
     def _n_copies(self, call: Call, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""

@@ -24,6 +24,13 @@ _BY_ROW = {
 _SAVED = {f"aten::{name}" for name in ("relu", "tanh", "sigmoid", "elu")}
 """Operators whose result autograd saves for backward, detached, as soon as it is computed."""
 STACK = "aten::stack"
+_ZERO_SLOPE = {"Clamp", "ClampMin", "IndexPut", "MaskedFill", "Relu", "Scatter", "Sigmoid", "Softmax", "Where"}
+"""Functions, as autograd names them, that pass no gradient on where their result is 0."""
+_PASSED_BACK = {
+    "Clone", "Div", "Expand", "Mul", "Permute", "Reshape", "ReshapeAlias", "Select", "Slice", "Split", "Squeeze",
+    "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
+}  # fmt: skip
+"""Functions whose zeros are those of their first input, or of a mask, which has no gradient."""
 _INDEX, _GATHER, _PRODUCT = "aten::index", "aten::gather", "aten::mul"
 
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
@@ -155,14 +162,28 @@ def _keeps_rows(args: Sequence[Any], out: torch.Tensor) -> bool:
 def _n_kept(value: torch.Tensor, args: Sequence[Any], out: torch.Tensor) -> int | None:
     """Return how many rows of one factor of a product the other one, a number for each row, does not make zero.
 
-    None if it is no such product, or if a parameter that is 0 needs the gradient that the row gives it.
+    None if it is no such product, or if a number that is 0 may need the gradient that the row gives it.
     """
     other = args[1] if args[0] is value else args[0]
     if not isinstance(other, torch.Tensor) or out.shape != value.shape or other.device.type != "cpu":
         return None
-    if other.dim() != out.dim() or other.shape != (*out.shape[:-1], 1) or (other.requires_grad and other.is_leaf):
+    if other.shape != (*out.shape[:-1], 1) or (other.requires_grad and not _is_cut(other.grad_fn)):
         return None
     return int(torch.count_nonzero(other.detach()))
+
+
+def _is_cut(node: Any) -> bool:
+    """Return whether no gradient flows back through the zeros that this autograd node computed.
+
+    It does to a parameter that is 0, and in a straight-through estimator, which adds a term for it.
+    """
+    name = ""
+    while node is not None and name not in _ZERO_SLOPE:
+        name = node.name().partition("Backward")[0]
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        is_passed = name in _PASSED_BACK and (len(inputs) == 1 or (name == "Div" and node.next_functions[0][0]))
+        node = inputs[0] if is_passed else None
+    return name in _ZERO_SLOPE
 
 
 def _n_indexed(indices: Sequence[Any]) -> int:

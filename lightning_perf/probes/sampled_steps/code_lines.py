@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import cache, lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -139,12 +139,12 @@ def lines_above() -> LinesAbove:
     return LinesAbove(lines, tuple(frame.f_lasti for frame in frames), ids, loops)
 
 
-def is_logging() -> bool:
-    """Return whether Lightning logs a value for the user's innermost line above the caller."""
+def is_logging(monitored: Container[str] = ()) -> bool:
+    """Return whether Lightning logs a value, none of ``monitored``, for the user's innermost line above the caller."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (owner := _kept_owner_of(frame.f_code.co_filename)) != USER:
         if owner == LIGHTNING and frame.f_code.co_name == "log":
-            return True
+            return frame.f_locals.get("name") not in monitored
         frame = frame.f_back
     return False
 

@@ -19,14 +19,13 @@ from lightning_perf.dataset_contents import python_random_states
 from lightning_perf.interrupts import error_text
 from lightning_perf.probes import plain
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.model import module_walk
 from lightning_perf.probes.plain import search_limit, tensors_in
 from lightning_perf.probes.replay.backward import accumulating_parameter
 from lightning_perf.probes.replay.calls import PLAIN_TYPES, flat
 from lightning_perf.records import KnownResults
 
 from .code_lines import instruction, is_logging, lines_above, recomputing_line, user_lines
-from .dense_tensors import dense_tensors, is_dense, storage_number
+from .dense_tensors import dense_tensors, dense_tensors_of, is_dense, storage_number
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls
 from .known_result_functions import (
@@ -65,11 +64,11 @@ class ResultTracker:
     """Follows the operators of one step.
 
     ``batch`` is what the step gets; ``is_batch_changed`` says whether hooks may have changed it. ``is_timed``: weights
-    are nanoseconds. ``failure`` is why operators are not followed; empty normally.
+    are nanoseconds. ``monitored`` are logged names that count as used, ``failure`` why nothing is followed, or empty.
     """
 
     def __init__(self, module: nn.Module, batch: Any, is_timed: bool = True, is_batch_changed: bool = False) -> None:
-        self.failure = ""
+        self.failure, self.monitored = "", set[str]()
         self._step = StepCalls(is_timed)
         self._step.are_items_changed = is_batch_changed
         self._begin: tuple[nn.Module, Any] | None = (module, batch)  # until the first operator
@@ -79,12 +78,11 @@ class ResultTracker:
         self._contents: dict[int, _Content] = {}
         self._results: dict[int, Call] = {}
         self._by_node: dict[int, Call] = {}
-        self._last_node = 0
+        self._last_node = self._n_gradient_uses = 0
         self._passes: dict[int, Pass] = {}
         self._is_after_pass = False  # until its gradients are noted
         self._gradients: set[int] = set()  # addresses of those that a pass has added to
         self._variables: list[weakref.ref[torch.Tensor]] = []
-        self._n_gradient_uses = 0
         self._derivative: tuple[int, int] | None = None  # the node and the pass of a derivative
         self._read_origin = 0  # of numbers that were read from tensors: sizes of new tensors may depend on them
         self._origin_of_number: dict[Any, int] = {}
@@ -107,6 +105,10 @@ class ResultTracker:
     def read(self, tensor: torch.Tensor) -> None:
         """Note that code outside torch reads a tensor: its results are used."""
         self._guarded(self._mark_used, dense_tensors([tensor]))
+
+    def note_kept(self) -> None:
+        """Note that results that are still there are used by something, e.g. what the step returned by a hook."""
+        self._guarded(self._mark_kept)
 
     def end(self) -> None:
         """End the step: results that are still there are used by something."""
@@ -146,13 +148,15 @@ class ResultTracker:
             self._n_gradient_uses += 1
             for reference in self._trained:
                 if (tensor := reference()) is not None:
+                    self._mark_used([tensor])
                     self._set(tensor, TRAINED)
             for place, tensor in self._fixed.alive():
+                self._mark_used([tensor])
                 self._set_fixed(tensor, place)
             return
         (module, batch), self._begin = self._begin, None
         self._states = python_random_states()
-        for tensor in _tensors_of(module):
+        for tensor in dense_tensors_of(module):
             if tensor.requires_grad:
                 self._trained.append(weakref.ref(tensor))
                 self._set(tensor, TRAINED)
@@ -235,8 +239,8 @@ class ResultTracker:
         weight -= self._add_factorization(function, args, weight)
         above = lines_above()
         call = Call(weight, key, origin, above.lines, self._results.get(key))
-        call.instructions, call.is_check, call.is_logging = above.instructions, is_argument_check(), is_logging()
-        call.derivative = self._derivative
+        call.instructions, call.is_check = above.instructions, is_argument_check()
+        call.is_logging, call.derivative = is_logging(self.monitored), self._derivative
         call.is_listed = bool(read) and function.name not in COPIES
         # A frame without which an operator was called in the meantime is another one, even if it has the same id; a
         # generator may have been suspended.
@@ -326,9 +330,7 @@ class ResultTracker:
 
     def _end(self) -> None:
         self._step.are_items_changed |= python_random_states() != self._states
-        for content in self._contents.values():
-            if content.call is not None and not content.storage.expired():
-                content.call.is_used = True
+        self._mark_kept()
         self._step.find_used()
         for kept in (self._contents, self._results, self._by_node, self._passes, self._variables):
             kept.clear()
@@ -336,6 +338,11 @@ class ResultTracker:
     def _found(self) -> tuple[KnownResults, ...]:
         changed = sum(1 << (N_ORIGINS + place) for place in self._fixed.changed())
         return self._step.records(changed) if self._again is None else self._step.common_records(self._again, changed)
+
+    def _mark_kept(self) -> None:
+        for content in self._contents.values():
+            if content.call is not None and not content.storage.expired():
+                content.call.is_used = True
 
     def _mark_used(self, tensors: Iterable[torch.Tensor]) -> None:
         for call in self._calls_of(tensors):
@@ -391,10 +398,3 @@ class ResultTracker:
         content = _Content(storage, self._unique() if number is None else number, origin, call)
         self._contents[storage_number(tensor)] = content
         return content
-
-
-def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
-    """Return parameters, buffers and plain tensors that modules have as attributes."""
-    yield from dense_tensors([*module_walk.parameters(module), *module_walk.buffers(module)])
-    for each in module_walk.modules(module):
-        yield from (value for value in plain.attributes(each).values() if is_dense(value))

@@ -29,7 +29,7 @@ from lightning_perf.probes.replay.zero_operands import zero_operand
 from lightning_perf.probes.settings.compiler import is_any_compiled
 from lightning_perf.probes.settings.machine import device_name
 from lightning_perf.records import ModelProfile, RepeatedRows, Session, SyncCalls
-from lightning_perf.seams import is_overridden
+from lightning_perf.seams import is_overridden, monitored_metrics
 
 from .code_lines import SourceLine
 from .device_warnings import DeviceWarnings, sync_debug_of
@@ -118,11 +118,13 @@ class SampledSteps(Probe):
             self._guarded(self._begin, batch)
 
     def step_ends(self) -> None:
-        """Find cheaper operators while the step's outputs exist: callbacks and hooks may read them."""
+        """Find what is used and cheaper operators while the step's outputs exist: callbacks and hooks may read them."""
         counter, is_first = self._open, self._unconfirmed is None
-        if isinstance(counter, ArithmeticCounter) and is_first and counter.has_backward and not counter.failure:
+        if isinstance(counter, ArithmeticCounter) and counter.results is not None:
             begin = self._now_ns()
-            self._guarded(cheaper_operator, counter.log)
+            counter.results.note_kept()
+            if is_first and counter.has_backward and not counter.failure:
+                self._guarded(cheaper_operator, counter.log)
             self.step_cost_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
@@ -193,6 +195,7 @@ class SampledSteps(Probe):
             is_cpu, owners = self._device.type == "cpu", (self._module, getattr(self._trainer, "datamodule", None))
             is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
+            results.monitored = monitored_metrics(self._trainer)
             tensors = tensors_in(batch, left=search_limit())
             optimizers = self._trainer.optimizers
             trained = (parameters_of(unwrap(optimizer)) for optimizer in optimizers)

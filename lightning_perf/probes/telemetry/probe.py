@@ -54,7 +54,7 @@ _TIMELINE_METRICS = {
 
 _log = logging.getLogger("lightning_perf")
 
-_MAX_ENTRIES = 20  # of a batch, whose objects are counted one by one
+_MAX_ENTRIES = 20  # of a batch whose objects are counted by entry
 
 
 class TelemetryProbe(Probe):
@@ -331,7 +331,8 @@ def _is_rotational(path: Path, root: Path) -> bool | None:
 def _largest_entry(batch: Any) -> str:
     """Return how code names the item of a batch that holds most of its objects, e.g. ``'["boxes"]'``; empty if none."""
     counts = {}
-    for key, value in plain.items_of(batch, _MAX_ENTRIES) or []:
+    entries = plain.items_of(batch, _MAX_ENTRIES + 1) or []
+    for key, value in entries if len(entries) <= _MAX_ENTRIES else ():
         left = plain.search_limit()
         deque(plain.tensors_in(value, 3, in_objects=False, left=left), maxlen=0)
         counts[key] = plain.MAX_VISITED - len(list(left))

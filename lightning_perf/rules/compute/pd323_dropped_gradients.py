@@ -44,9 +44,9 @@ def check(session: Session) -> Finding | None:
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     backward_s = fraction * computing_s(session, steady, "backward")
-    least_s, most_s = _pass_s(session, worst, backward_s)
+    (least_s, most_s), most = _pass_s(session, worst, backward_s), "of this pass"
     if len(dropping) > 1:
-        most_s = backward_s
+        most_s, most = backward_s, "backward passes"
     how, code = "call requires_grad_(False) on other parameters", ""
     if session.run.has_trainer:
         how = "call toggle_optimizer() before the forward pass of each loss"
@@ -78,7 +78,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"backward": most_s},
         low_s=least_s,
-        basis="at least the operators of this pass that no other parameters need, at most all of this pass"
+        basis=f"at least the operators of this pass that no other parameters need, at most all {most}"
         if least_s
         else "at most all backward passes; the part through these layers was not timed",
         confidence="medium",

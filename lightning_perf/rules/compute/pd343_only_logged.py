@@ -14,11 +14,13 @@ def check(repeated: Repeated) -> Finding | None:
     if sum(repeated.claims.values()) < USER_LINE_MIN_SHARE * repeated.steady.span_s:
         return None
     # Lightning writes the values of the 50th step, the 100th, …: in others, self.log would leave old ones for these.
-    counter = f"self.trainer.{step_counter(session)}" if session.run.has_trainer else "step"
+    counter, log = f"self.trainer.{step_counter(session)}", "self.log"
+    if not session.run.has_trainer:
+        counter, log = "step", "fabric.log"
     return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes what is only logged: results of {number_of(found.n_operators, 'operator')} "
-            "are given to self.log and reach no loss."
+            f"are given to {log} and reach no loss."
         ),
         counted="operators whose results are only logged",
         prescriptions=(
@@ -28,7 +30,7 @@ def check(repeated: Repeated) -> Finding | None:
                 "minutes",
                 "numerics",  # random numbers that it draws are no longer drawn
                 code=f"if ({counter} + 1) % {METRIC_EVERY_STEPS} == 0:\n"
-                '    self.log("accuracy", self.accuracy_of(x, y))  # and all that it needs',
+                f'    {log}("accuracy", self.accuracy_of(x, y))  # and all that it needs',
             ),
             fix("compute it from the results that the loss is computed from", "minutes", "numerics"),
         ),

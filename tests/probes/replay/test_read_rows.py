@@ -23,6 +23,8 @@ last = torch.tensor([3, 9, 5, 7])
 kept = []
 one_in_ten = (torch.arange(40) % 10 == 3).float().view(4, 10, 1)
 gate = nn.Parameter(one_in_ten.clone())
+router = nn.Linear(16, 10)
+in_turn = torch.arange(40).view(4, 10, 1) % 10
 experts = [nn.Linear(16, 16) for _ in range(10)]
 chosen = torch.arange(40).view(4, 10, 1, 1) % 10
 routed = functional.one_hot(torch.arange(40).view(4, 10) % 10, 10).float()
@@ -38,6 +40,14 @@ def show(scores):
     return scores[:, -1]
 
 
+def mixture(gates):
+    return sum(gates[..., n, None] * expert(hidden) for n, expert in enumerate(experts))
+
+
+def straight_through(probabilities):
+    return routed - probabilities.detach() + probabilities
+
+
 @pytest.mark.parametrize(
     ("step", "names"),
     [
@@ -49,7 +59,11 @@ def show(scores):
         (lambda: functional.relu(head(hidden))[:, -1], ["addmm", "relu"]),
         (lambda: head(functional.gelu(narrow(hidden)))[:, -1], ["addmm", "gelu", "addmm"]),
         (lambda: one_in_ten * head(functional.gelu(narrow(hidden))), ["addmm", "gelu", "addmm"]),
-        (lambda: functional.relu(head(hidden)) * (2 * gate), ["addmm", "relu"]),
+        (lambda: functional.relu(head(hidden)) * (2 * functional.relu(gate)), ["addmm", "relu"]),
+        (lambda: mixture(router(hidden).softmax(-1) * routed), ["addmm"]),
+        (lambda: mixture(router(hidden).masked_fill(routed == 0, -math.inf).softmax(-1)), ["addmm"]),
+        (lambda: mixture(torch.zeros(4, 10, 10).scatter(2, in_turn, router(hidden).gather(2, in_turn))), ["addmm"]),
+        (lambda: mixture((gates := torch.where(routed > 0, router(hidden).exp(), 0)) / gates.sum(-1, True)), ["addmm"]),
         (lambda: sum(routed[..., n, None] * expert(hidden) for n, expert in enumerate(experts)), ["addmm"]),
         (lambda: (torch.stack([expert(hidden) for expert in experts], 2) * routed.unsqueeze(-1)).sum(2), ["addmm"]),
         (lambda: torch.stack([one(hidden) for one in experts], 2).gather(2, chosen.expand(4, 10, 1, 16)), ["addmm"]),
@@ -101,6 +115,9 @@ class Whole(torch.autograd.Function):
         lambda: hold(head(hidden)),
         lambda: show(head(hidden)),
         lambda: gate * head(hidden),  # its zeros get gradients
+        lambda: (2 * gate) * head(hidden),
+        lambda: mixture(straight_through(router(hidden).softmax(-1))),
+        lambda: mixture(functional.gumbel_softmax(router(hidden), hard=True)),
         lambda: (1 - one_in_ten) * head(hidden),
         lambda: head(hidden) * torch.eye(64)[0],  # for each column
         lambda: torch.stack([expert(hidden) for expert in experts], 2),

@@ -212,6 +212,7 @@ def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs
         (torch.eye(1000).to_sparse(), 20_000, 1, ""),
         ("no tensor", None, 1, ""),
         ([[0.5] * 100] * 100, None, 1000, ""),
+        ([[0.5] * 40, *[[0.5]] * 29], None, 100, ""),  # whose entries are not all counted
         ({}, None, 1, ""),
     ],
 )
