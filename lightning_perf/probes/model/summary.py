@@ -63,11 +63,12 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
 
 def sparse_tables(module: nn.Module) -> frozenset[int]:
     """Return the ids of weights whose gradients are sparse, which no fused optimizer of torch takes."""
-    modules = (
-        each for _, each in module_walk.named_modules(module) if isinstance(each, (nn.Embedding, nn.EmbeddingBag))
-    )
-    tables = (each for each in modules if plain.stored(each, "sparse"))
-    return frozenset(id(dict(plain.items_of(plain.attributes(each)["_parameters"])).get("weight")) for each in tables)
+    found = set()
+    for _, each in module_walk.named_modules(module):
+        if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and plain.stored(each, "sparse"):
+            parameters = dict(plain.items_of(plain.attributes(each).get("_parameters")) or ())
+            found.add(id(parameters.get("weight")))
+    return frozenset(found)
 
 
 def read_optimizer(optimizer: Any, sparse: Collection[int] = ()) -> OptimizerSettings:

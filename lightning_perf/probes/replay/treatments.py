@@ -237,7 +237,7 @@ def _tried(bound: Any, changed: Callable[[TensorSpec], Any], make: Callable[[Ten
             raise_if_from_signal(error)
             function, args, kwargs = map_specs(make, bound)
             function(*args, **kwargs)
-            name = getattr(function, "__name__", "an operator")
+            name = getattr(function, "__name__", "an operator").partition(".")[0]
             raise TreatmentFails(f"{name} fails with it: {error}") from error
 
 

@@ -72,8 +72,9 @@ def _once_per_validation(session: Session, validation_s: float) -> Prescription 
     call = line.line.call
     if not call or call.rpartition(".")[2] in ("forward", "__call__", "training_step", "wrapped_func"):
         return None
+    at = site_of(line.line.file, line.line.line)
     return fix(
-        f"if {call} ({site_of(line.line.file, line.line.line)}) does not depend on the batch, call it once per validation",
+        f"if {call} ({at}) does not depend on the batch, call it once per validation",
         "minutes",
         code="def on_validation_epoch_start(self):\n    self.kept = ...  # and use self.kept in validation_step",
     )
