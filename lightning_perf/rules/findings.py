@@ -219,7 +219,10 @@ def timed_finding(
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     claimed_s = sum(bounded.values())
-    high_s = claimed_s + _rest_saves_s(steady, bounded)
+    rest_s = _rest_saves_s(steady, bounded)
+    high_s = claimed_s + rest_s
+    if severity_of(rest_s / gain_span_s(steady)) != "info":
+        basis += "; the upper end includes that the rest then runs as fast as in its fastest steps"
     if method != "probed":  # probed seconds include how much the steps vary
         low_s -= uncertainty_s(steady, low_s)
     high_s += uncertainty_s(steady, claimed_s) if _has_timed_rest(steady) else 0.0

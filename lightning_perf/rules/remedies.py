@@ -12,7 +12,8 @@ _REMEDIES = (
     ),
     (
         r"\.choice\((?!.*replace\s*=\s*False)[^;]*,\s*p\s*=(?!=)",
-        'add up the probabilities once, and draw with np.searchsorted(sums / sums[-1], rng.random(n), side="right")',
+        "add up the probabilities once, sums = np.cumsum(p), sums /= sums[-1], and draw with "
+        'np.searchsorted(sums, rng.random(n), side="right")',
     ),
     (
         r"\b(np|numpy)\.load" + _CALL + r"(?!.*mmap_mode)|NpzFile",

@@ -8,7 +8,7 @@ import itertools
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,13 +56,26 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
         matmul_parameter_fraction=_matmul_parameter_fraction(pl_module, parameters) if is_complete else None,
         conv_bias_before_norm=tuple(_convs_with_bias_before_norm(pl_module)),
         is_compiled=is_compiled(pl_module),
-        optimizers=tuple(read_optimizer(optimizer) for optimizer in optimizers),
+        optimizers=tuple(read_optimizer(optimizer, sparse_tables(pl_module)) for optimizer in optimizers),
         clips_gradients=calls_clip_gradients(pl_module),
     )
 
 
-def read_optimizer(optimizer: Any) -> OptimizerSettings:
-    """Read one optimizer; ``ZeroGradWatch`` fills its fields about zero_grad."""
+def sparse_tables(module: nn.Module) -> frozenset[int]:
+    """Return the ids of weights whose gradients are sparse, which no fused optimizer of torch takes."""
+    found = set()
+    for _, each in module_walk.named_modules(module):
+        if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and plain.stored(each, "sparse"):
+            parameters = dict(plain.items_of(plain.attributes(each).get("_parameters")) or ())
+            found.add(id(parameters.get("weight")))
+    return frozenset(found)
+
+
+def read_optimizer(optimizer: Any, sparse: Collection[int] = ()) -> OptimizerSettings:
+    """Read one optimizer; ``ZeroGradWatch`` fills its fields about zero_grad.
+
+    ``sparse`` are the ids of parameters with sparse gradients.
+    """
     optimizer = unwrap(optimizer)
     parameters = _distinct(parameters_of(optimizer)).values()
     return OptimizerSettings(
@@ -70,7 +83,8 @@ def read_optimizer(optimizer: Any) -> OptimizerSettings:
         implementation=_implementation(optimizer),
         n_tensors=sum(len(group["params"]) for group in optimizer.param_groups),
         n_elements=sum(parameter.numel() for parameter in parameters),
-        supports_fused=_supports_fused(optimizer),
+        supports_fused=_supports_fused(optimizer)
+        and not any(key in sparse for key in map(id, parameters_of(optimizer))),
         n_groups=len(optimizer.param_groups),
         n_distinct_groups=len(set(map(arguments_of, optimizer.param_groups))),
     )

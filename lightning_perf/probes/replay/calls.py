@@ -337,12 +337,13 @@ class CallLog:
         found = zeros_in(name, args)
         if found is None:
             return None
-        matrix, address = args[found.place], storage_address(args[found.place])
-        writer = self._writers.get(address, -1)
+        matrix, (writer,) = args[found.place], self._writers_of([args[found.place]])
         if found.kind != "sparse":
             return None if writer < 0 and matrix.requires_grad else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
-        is_other = address in self.batch.addresses and len({*matrix.shape}) > 1  # than a graph's, which is square
+        is_other = (
+            storage_address(matrix) in self.batch.addresses and len({*matrix.shape}) > 1
+        )  # than a graph's, which is square
         return None if is_dense or is_other else found
 
     def _n_copies(self, call: Call, args: Any) -> int:

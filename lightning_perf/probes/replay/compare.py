@@ -165,7 +165,8 @@ def compare(
         if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
-        reason = f"only {len(logs)} rounds fit in {max(limit_s, 0.0):.1f} s, too few to decide"
+        rounds = f"only {len(logs)} round{'s' * (len(logs) > 1)}" if logs else "no round"
+        reason = f"{rounds} fit in {max(limit_s, 0.0):.1f} s: too few to decide"
         return Comparison(n_rounds=len(logs), reason=reason)
     if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off would have taken longer
         found = msgspec.structs.replace(found, low=0.0)

@@ -208,9 +208,7 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Call
             # The dtype of a result follows from the function and the dtypes: one call of each is enough.
             key = bound[0], tuple(respec(spec).dtype for spec in call.specs)
             if key not in seen:
-                with torch.no_grad(), around():
-                    function, args, kwargs = map_specs(lambda spec: make(respec(spec)), bound)
-                    out = function(*args, **kwargs)
+                out = _tried(bound, lambda spec: make(respec(spec)), make, around)
                 seen[key] = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
                 del out
             found = seen[key]
@@ -222,6 +220,25 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Call
             concerned.add(call.index)
     treated = _from_calls(log.calls, lambda call: call.index in concerned, respec)
     return treated._replace(around_forward=around, are_uses_shared=True)
+
+
+def _tried(bound: Any, changed: Callable[[TensorSpec], Any], make: Callable[[TensorSpec], Any], around: Scope) -> Any:
+    """Return a function's result under autocast.
+
+    Raises:
+        TreatmentFails: It fails only then, e.g. ``torch.lerp`` of tensors with different dtypes.
+    """
+    with torch.no_grad():
+        try:
+            with around():
+                function, args, kwargs = map_specs(changed, bound)
+                return function(*args, **kwargs)
+        except RuntimeError as error:
+            raise_if_from_signal(error)
+            function, args, kwargs = map_specs(make, bound)
+            function(*args, **kwargs)
+            name = getattr(function, "__name__", "an operator").partition(".")[0]
+            raise TreatmentFails(f"{name} fails with it: {error}") from error
 
 
 def _check_sparse_products(log: CallLog, device: torch.device, around: Scope) -> None:

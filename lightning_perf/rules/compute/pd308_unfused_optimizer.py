@@ -42,7 +42,7 @@ def check(session: Session) -> Diagnosis | None:
             treatment="fused-optimizer" if flag == "fused" else "",
             code=f"torch.optim.{slow.class_name}(self.parameters(), ..., {flag}=True)",
         ),
-        f"{flag}=True runs the step",
+        f"{flag}=True runs the optimizer's step",
         replayed_as=treatment,
         phases=("optimizer",),
         most_s=None if is_cpu_run(session) else seen_s,

@@ -8,7 +8,7 @@ from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.step_signals import from_trace_or_steps, sampled_steps_of
 from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
-from lightning_perf.rules.wording import percent, place, place_of
+from lightning_perf.rules.wording import percent, place, place_of, site_of
 
 
 @replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
@@ -83,7 +83,10 @@ def _prescription(function: str, call: AttentionCall | None = None) -> Prescript
     code = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)"
     summary = "use torch's scaled_dot_product_attention"
     if call is not None and call.via:
-        summary += " (need_weights=False if its weights are not used)"
+        summary = "pass need_weights=False where the attention weights are not used: torch then runs fused attention"
+        code = "out, _ = attention(q, k, v, need_weights=False)"
+        if call.code:
+            code += f"  # now, at {site_of(call.file, call.line)}: {call.code}"
     elif call is not None and "scaled_dot_product_attention" in call.code:
         code = ""
         summary = (

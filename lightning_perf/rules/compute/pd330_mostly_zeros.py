@@ -10,9 +10,8 @@ from lightning_perf.rules.thresholds import LOW_SHARE
 
 _FIXES = {
     "diagonal": (
-        "multiply by the diagonal, or use what a diagonal matrix makes simple",
-        "d * x  # instead of torch.diag(d) @ x\n"
-        "Independent(Normal(mean, std), 1)  # instead of MultivariateNormal(mean, torch.diag_embed(std**2))",
+        "multiply by the diagonal",
+        "d * x  # instead of torch.diag(d) @ x; d[:, None] * x for the rows of a matrix",
     ),
     "one-hot": (
         "select rows by their indices instead",
@@ -25,6 +24,14 @@ _FIXES = {
 }
 
 
+_DECOMPOSED = (
+    "compute with the diagonal only: each of its elements is independent of the others",
+    "Independent(Normal(mean, std), 1)  # instead of MultivariateNormal(mean, torch.diag_embed(std**2))\n"
+    "x / d[:, None]  # instead of torch.linalg.solve(torch.diag(d), x)",
+)
+"""For decompositions and inverses of diagonal matrices."""
+
+
 @replay_rule("PD330", "mostly-zeros")
 def check(session: Session) -> Diagnosis | None:
     steady, profile = steady_of(session), model_profile_of(session)
@@ -35,6 +42,8 @@ def check(session: Session) -> Diagnosis | None:
     shape = " × ".join(f"{size:,}" for size in found.shape)
     what = "multiplies" if found.is_product else "decomposes or inverts"
     summary, code = _FIXES[found.kind]
+    if found.kind == "diagonal" and not found.is_product:
+        summary, code = _DECOMPOSED
     return Diagnosis(
         f"{found.site or 'The model'} {what} a {found.kind} matrix of {shape} as if it were dense: "
         f"one in {round(1 / found.nonzero_fraction):,} of its elements is not zero",

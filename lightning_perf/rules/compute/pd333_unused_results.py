@@ -3,12 +3,15 @@
 from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
-from lightning_perf.rules.wording import number_of
+from lightning_perf.rules.wording import number_of, site_of
 
 
 @known_result_rule("PD333", "unused-results", "unused")
-def check(repeated: Repeated) -> Finding:
-    found = repeated.found
+def check(repeated: Repeated) -> Finding | None:
+    found, calls = repeated.found, repeated.session.sync_calls
+    attentions = calls.attentions if calls is not None else ()
+    if any(each.via and site_of(each.file, each.line) == found.site for each in attentions):
+        return None  # the mean of attention weights, which PD309's need_weights=False leaves out
     return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes what nothing uses: results of {number_of(found.n_operators, 'operator')} reach "

@@ -31,13 +31,14 @@ def check(session: Session) -> Diagnosis | None:
             "minutes",
             "numerics",
             code=(
-                "groups = {}\n"
-                "for name, parameter in self.named_parameters():\n"
-                "    groups.setdefault((lr_of(name), decay_of(name)), []).append(parameter)\n"
-                'groups = [{"params": each, "lr": lr, "weight_decay": decay} for (lr, decay), each in groups.items()]'
+                "joined = {}  # of groups, the list of dicts that the optimizer gets now\n"
+                "for group in groups:\n"
+                '    arguments = tuple((key, value) for key, value in group.items() if key != "params")\n'
+                '    joined.setdefault(arguments, []).extend(group["params"])\n'
+                'groups = [{"params": parameters, **dict(arguments)} for arguments, parameters in joined.items()]'
             ),
         ),
-        "with groups of the same arguments joined, the step runs",
+        "with groups of the same arguments joined, the optimizer's step runs",
         replayed_as=_TREATMENT,
         phases=("optimizer",),
         most_s=None if is_cpu_run(session) else seen_s,

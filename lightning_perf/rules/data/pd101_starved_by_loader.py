@@ -51,13 +51,22 @@ def check(session: Session) -> Finding | None:
         *_rank_evidence(session),
     )
     waiting = f"The device waits for data {percent(share)} of the time" if device else spent_waiting(share)
-    summary = f"{waiting}. Making a batch takes {duration(plan.batch_s)}, computing a step {duration(plan.compute_s)}."
+    made = duration(plan.batch_s)
+    mean_s = phase_s(steady, "data_wait") / steady.n_span_steps if loader.num_workers == 0 else 0.0
+    is_uneven = predicted is None and mean_s > plan.batch_s + plan.batch_s
+    if is_uneven:
+        made = f"{duration(mean_s)} on average, {made} in most steps"
+    summary = f"{waiting}. Making a batch takes {made}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
+        cheap = fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes")
         return make_finding(
             "info",
-            f"{summary} Fetching a batch from a worker process takes longer, so workers would not help.",
+            f"{summary} Fetching a batch from a worker process takes longer{' than most' if is_uneven else ''}, so "
+            "workers would not help.",
             evidence,
-            fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),
+            fix("make the few slow batches cheaper, or spread their work over all steps", "hours")
+            if is_uneven
+            else cheap,
         )
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     is_enough = can_recommend and plan.n_workers >= plan.n_needed

@@ -95,14 +95,24 @@ def _advice(name: str, worst: NamedTime, session: Session) -> Prescription:
     if "checkpoint" in worst.hook:  # skipped, it would leave out of the checkpoint what loading needs
         return fix(f"save checkpoints less often, or make {name} faster", "minutes")
     is_in_steps, is_fit = _is_in_steps(worst), session.run.stage == "fit"
-    if worst.hook in _AT_THE_END or (not is_in_steps and not is_fit):  # evaluation is a single epoch
+    is_single = not is_in_steps and not is_fit  # evaluation is one epoch
+    if worst.hook in _AT_THE_END or is_single:
         return fix(f"make {name} faster", "minutes")
-    often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    code = _code(name, worst, is_in_steps, session)
+    often = "in the last epoch only" if _is_short(session) else f"every {MANY} epochs"
+    if is_in_steps:
+        often = f"every {LOG_EVERY_STEPS} steps"
+    what = f"run {name} {often}, or make it faster"
     if worst.kind != "callback" and not is_in_steps and "validation" not in worst.hook:
         # It may be a part of the training, e.g. draw the data of the next epoch or update a baseline.
-        return fix(f"make {name} faster, or run it every {often}", "minutes", "semantics", code=code)
-    return fix(f"run {name} every {often}, or make it faster", "minutes", code=code)
+        what = f"make {name} faster, or run it {often}"
+    # What it averages or reports, over steps or epochs, then covers fewer of them.
+    return fix(what, "minutes", "semantics", code=_code(name, worst, is_in_steps, session))
+
+
+def _is_short(session: Session) -> bool:
+    """Return whether the run has too few epochs to do something in every ``MANY`` of them."""
+    n_epochs = session.settings.trainer.max_epochs
+    return n_epochs is not None and 0 < n_epochs <= MANY
 
 
 def _timer_advice(session: Session) -> Prescription:
@@ -125,6 +135,10 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool, session: Session) -> s
     is_per_batch = "batch" in worst.hook or "backward" in worst.hook  # others are called once per optimizer step
     counter = step_counter(session) if is_per_batch else "global_step"
     counted = f"{counter} % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
+    if not is_in_steps and _is_short(session):
+        trainer = "trainer" if worst.kind == "callback" else "self.trainer"
+        at_the_end = f"{trainer}.current_epoch + 1 == {trainer}.max_epochs"
+        return f"# around the costly part of {name}\nif {at_the_end}:\n    ..."
     if worst.kind == "callback":
         return f"# in {name}, unless it must run each time\nif trainer.{counted} != 0:\n    return"
     # Hooks of a module do not receive the Trainer, and some must return their input, so they cannot return early. What

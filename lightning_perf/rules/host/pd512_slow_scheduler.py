@@ -18,14 +18,25 @@ def check(session: Session) -> Finding | None:
         return None
     each_s = seconds / steady.n_span_steps
     lines = lines_of(session, "scheduler")
+    optimizers = session.settings.model.optimizers if session.settings.model is not None else ()
+    crowded = next((one for one in optimizers if one.n_groups > one.n_distinct_groups > 0), None)
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in learning-rate schedulers, {duration(each_s)} per step.",
         evidence=fact("share of the time in learning-rate schedulers", share, "fraction", LOW_SHARE, steady.n_steps),
-        prescriptions=fix(
-            "compute all learning rates once, and look them up",
-            "minutes",
-            code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
+        prescriptions=(
+            fix(
+                "compute all learning rates once, and look them up",
+                "minutes",
+                code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
+            )
+            if crowded is None
+            else fix(
+                f"join parameter groups with the same arguments: a scheduler computes the rate of each of the "
+                f"{crowded.n_groups} groups",
+                "minutes",
+                "numerics",
+            )
         ),
         timed={"scheduler": seconds},
         left=max(0.0, 1.0 - sum(line.low_s for line in lines) / seconds),

@@ -7,8 +7,14 @@ from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding, trainer_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.thresholds import VALIDATION_MAX_EPOCHS, VALIDATION_MIN_SHARE, VALIDATION_TARGET_RATIO
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.thresholds import (
+    EXPLAINED_PART,
+    VALIDATION_MAX_EPOCHS,
+    VALIDATION_MIN_SHARE,
+    VALIDATION_TARGET_RATIO,
+)
+from lightning_perf.rules.user_lines import outer_lines_of
+from lightning_perf.rules.wording import percent, site_of
 
 
 @rule("PD601", "validation-heavy", line_of=())
@@ -42,6 +48,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             _LONGER_TIME if is_by_time else _less_often_fix(flags) if flags else None,
             _fewer_batches_fix(fewer[0], is_first=not (flags or is_by_time)) if fewer is not None else None,
+            _once_per_validation(session, validation_s),
         ),
         timed={"validation": validation_s},
         left=left,
@@ -55,6 +62,22 @@ _LONGER_TIME = fix(
     "one line",
     "semantics",
 )
+
+
+def _once_per_validation(session: Session, validation_s: float) -> Prescription | None:
+    """Recommend to move a function out of ``validation_step`` that takes most of validation, unless it is the model."""
+    line = next(iter(outer_lines_of(session, "validation")), None)
+    if line is None or line.line.entry != "validation_step" or line.seconds < EXPLAINED_PART * validation_s:
+        return None
+    call = line.line.call
+    if not call or call.rpartition(".")[2] in ("forward", "__call__", "training_step", "wrapped_func"):
+        return None
+    at = site_of(line.line.file, line.line.line)
+    return fix(
+        f"if {call} ({at}) does not depend on the batch, call it once per validation",
+        "minutes",
+        code="def on_validation_epoch_start(self):\n    self.kept = ...  # and use self.kept in validation_step",
+    )
 
 
 def _less_often_fix(flags: dict[str, Any]) -> Prescription:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.model.summary import read_model, read_optimizer
+from lightning_perf.probes.model.summary import read_model, read_optimizer, sparse_tables
 from lightning_perf.probes.sampled_steps.gradients import N_WATCHED_STEPS, ZeroGradWatch
 
 
@@ -114,6 +114,16 @@ def test_model_is_compiled_when_any_part_or_method_went_through_compile() -> Non
     method.training_step = torch.compile(method.forward)
     assert read_model(method).is_compiled is True
     assert read_model(make()).is_compiled is False
+
+
+def test_optimizer_supports_no_fused_step_when_a_table_has_sparse_gradients():
+    model = nn.ModuleDict({"ids": nn.Embedding(9, 2, sparse=True), "head": nn.Linear(2, 1)})
+    assert read_optimizer(torch.optim.Adagrad(model.parameters()), sparse_tables(model)).supports_fused is False
+    assert read_optimizer(torch.optim.Adagrad(model["head"].parameters()), sparse_tables(model)).supports_fused is True
+    fused = torch.optim.Adagrad(model.parameters(), fused=True)
+    model["head"](model["ids"](torch.tensor([1]))).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        fused.step()
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,22 @@ class Graph(nn.Module):
         return self.last(self.product(self.neighbors, self.first(x)).relu())
 
 
+class Interpolation(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.lerp(x, super().forward(x), torch.rand(len(x), 1)))
+
+
+def test_no_lower_precision_is_replayed_when_an_operator_fails_in_it():
+    model, batch = Interpolation(16, 16), torch.rand(64, 16)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="BFloat16"):
+        model(batch)
+    probe = probe_of(model)
+    probe.answer(asked("precision-bf16"), logged(model, batch), trained_s=1000.0)
+    found = probe.record().results[0]
+    assert found.is_negligible
+    assert "lerp fails with it" in found.reason
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize(
     ("layout", "product", "fails"),
