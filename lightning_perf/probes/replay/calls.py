@@ -341,10 +341,8 @@ class CallLog:
         if found.kind != "sparse":
             return None if writer < 0 and matrix.requires_grad else found
         is_dense = writer >= 0 and not is_made_from_indices(self.calls, writer)
-        is_other = (
-            storage_address(matrix) in self.batch.addresses and len({*matrix.shape}) > 1
-        )  # than a graph's, which is square
-        return None if is_dense or is_other else found
+        is_graph = len({*matrix.shape}) == 1  # square; other matrices of the batch hold features
+        return None if is_dense or (storage_address(matrix) in self.batch.addresses and not is_graph) else found
 
     def _n_copies(self, call: Call, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""
