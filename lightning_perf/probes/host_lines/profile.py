@@ -24,9 +24,9 @@ _DESCENT_SHARE = 0.5  # report the called function's lines if one holds most of 
 _HOST_PART = 0.2  # most of a line that is training, and most operators in what a line around host code adds
 _MUCH_LONGER = 1.5  # a line around a line is reported with it if it takes so much longer
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
-_LATE_NS = 200_000
+_LATE_NS = 100_000
 """A sample this late had to wait for the interpreter lock: a thread that runs Python releases it after the switch
-interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
+interval of 0.05 ms, and the sampler then has to wake; one inside an operator does at once (benchmarks/host_lines)."""
 
 
 @dataclass(slots=True)

@@ -1,15 +1,19 @@
 """Sample the training thread's stack from another thread, in short bursts.
 
-While the sampler waits for its next sample within a burst, it lowers the interpreter's switch interval to 0.1 ms: with
-the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in operators and sleeps.
-benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile function, which is as
-accurate but lengthens steps by 20 to 45 %.
+While the sampler waits for its next sample within a burst, it lowers the interpreter's switch interval to 0.05 ms.
+With the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in operators and sleeps; with
+0.1 ms, still where lines of Python that are shorter than this alternate with operators. Where C calls hold the lock
+for long, it is 0.1 ms, because the sampler wakes once per interval. benchmarks/host_lines compares intervals, and
+pyinstrument's profile function, which is as accurate but lengthens steps by 20 to 45 %.
 
 A sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
-line that called it.
+line that called it. Pauses are distributed exponentially, so that what follows such a call is sampled as often as
+anything else (Wolff, Poisson arrivals see time averages, Operations Research 30, 1982).
 """
 
+import ctypes
 import functools
+import math
 import os
 import random
 import sys
@@ -34,7 +38,11 @@ MAX_SHARE = 0.005
 
 PAUSE_S = 2e-3
 BURST_S = 0.05
-SWITCH_S = 1e-4
+SWITCH_S, LONG_SWITCH_S = 5e-5, 1e-4
+_LONG_NS = 1_000_000
+"""Mean delay of a sample above which C calls hold the lock for long."""
+
+_SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # of prctl; 50 µs are usual, by which a wait for the lock lasts longer
 
 _ENOUGH_SAMPLES = 4000  # a share of 5 % is then known to within 0.7 points
 _LATER_SHARE = 5e-4  # limit of the cost once there are so many
@@ -43,8 +51,8 @@ _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
 _MAX_BURSTS_OUTSIDE = 2
 
-_lowered: list[float] = []
-"""The usual switch interval while it is lowered; a process forked meanwhile restores it."""
+_lowered: list[tuple[float, float]] = []
+"""The usual switch interval, and the one set, while it is lowered; a process forked meanwhile restores it."""
 
 
 class LineSampler(Probe):
@@ -77,6 +85,7 @@ class LineSampler(Probe):
         self._slow_ns = float("inf")
         self._lock = threading.Lock()
         self._n = 0
+        self._late_ns = 0.0  # of all samples
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # leaves all other random streams unchanged
         self._background = BackgroundThread("lightning-perf host lines", self.burst)
@@ -96,6 +105,7 @@ class LineSampler(Probe):
     def burst(self) -> float:
         """Sample for ``BURST_S``; return the seconds to wait before the next burst."""
         begin_ns, cpu_ns = self._now_ns(), time.thread_time_ns()
+        _sharpen_timers()
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
         self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
@@ -129,9 +139,10 @@ class LineSampler(Probe):
 
     def _sample(self) -> bool | None:
         """Take a sample; return whether the run is still going on, None if its thread has ended."""
-        pause_s = PAUSE_S * (0.2 + 1.6 * self._draw())
+        pause_s = -PAUSE_S * math.log(1.0 - self._draw())
+        switch_s = LONG_SWITCH_S if self._late_ns > _LONG_NS * self._n else SWITCH_S
         gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
-        _wait(self._sleep, pause_s)
+        _wait(self._sleep, pause_s, switch_s)
         late_ns = max(0.0, self._now_ns() - asked_ns - pause_s * 1e9)
         frames = frames_of(self._watched, self._frames)
         if not frames:
@@ -150,6 +161,7 @@ class LineSampler(Probe):
                 phase = phases.setdefault(name, PhaseSamples())
                 phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns, step)
             self._n += 1
+            self._late_ns += late_ns
             self._steps = (step if self._steps is None else self._steps[0], step)
         return True
 
@@ -170,14 +182,14 @@ class LineSampler(Probe):
             return self._builder.build(self._phases, self._slow, self._steps, self.cost_ns / 1e9, steady)
 
 
-def _wait(sleep: Callable[[float], None], seconds: float) -> None:
+def _wait(sleep: Callable[[float], None], seconds: float, switch_s: float = SWITCH_S) -> None:
     """Sleep, and then wait for the interpreter lock with a short switch interval."""
     usual_s = sys.getswitchinterval()
-    if usual_s <= SWITCH_S:
+    if usual_s <= switch_s:
         sleep(seconds)
         return
-    _lowered.append(usual_s)
-    sys.setswitchinterval(SWITCH_S)
+    _lowered.append((usual_s, switch_s))
+    sys.setswitchinterval(switch_s)
     try:
         sleep(seconds)
     finally:
@@ -187,9 +199,15 @@ def _wait(sleep: Callable[[float], None], seconds: float) -> None:
 def _restore() -> None:
     """Restore the switch interval, unless another one was set meanwhile."""
     if _lowered:
-        usual_s = _lowered.pop()
-        if abs(sys.getswitchinterval() - SWITCH_S) < 1e-6:
+        usual_s, switch_s = _lowered.pop()
+        if abs(sys.getswitchinterval() - switch_s) < 1e-6:
             sys.setswitchinterval(usual_s)
+
+
+def _sharpen_timers() -> None:
+    """Let waits of this thread, which is the sampler's own, end on time; does nothing where Linux is not the system."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, _SLACK_NS, 0, 0, 0)
 
 
 @functools.cache  # once per process: it cannot be undone
