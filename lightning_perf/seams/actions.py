@@ -116,7 +116,8 @@ def time_left_s(trainer: Any) -> float:
 def monitored_metrics(trainer: Any) -> set[str]:
     """Return the names of logged values that callbacks and schedulers read, as they were given to ``self.log``."""
     schedulers = [each for each in getattr(trainer, "lr_scheduler_configs", ()) if each.reduce_on_plateau]
-    given = [getattr_static(each, "monitor", None) for each in (*trainer.callbacks, *schedulers)]
+    readers = (*getattr(trainer, "callbacks", ()), *schedulers)
+    given = [getattr_static(each, "monitor", None) for each in readers]
     names = {each for each in given if isinstance(each, str)}
     return names | {each.removesuffix("_step").removesuffix("_epoch") for each in names}
 
