@@ -4,6 +4,7 @@ Modes and hooks are also removed if an interrupt came while they were installed 
 """
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
@@ -84,6 +85,11 @@ def _as_subclass_without_modes(tensor: torch.Tensor, kind: Any) -> Any:
         return _as_subclass(tensor, kind)
 
 
+_creating = threading.Lock()
+_changed: dict[type, list[Any]] = {}
+"""Classes whose ``__new__`` is changed, with the undo and the number of modes: trainings may run in several threads."""
+
+
 def _allow_subclasses(undos: Undos) -> None:
     """Let ``Tensor.__new__`` create tensors of the user's classes, which raises below any dispatch mode.
 
@@ -96,8 +102,22 @@ def _allow_subclasses(undos: Undos) -> None:
         new = class_attribute(kind, "__new__")
         function = new.__func__ if isinstance(new, staticmethod) else new
         calls_another = "__new__" in getattr(getattr(function, "__code__", None), "co_names", ())
-        if new is _TENSOR_NEW or ("__new__" in vars(kind) and calls_another):
-            change_attribute(kind, "__new__", staticmethod(_without_mode(kind.__new__)), undos)
+        with _creating:
+            if kind in _changed:
+                _changed[kind][1] += 1
+            elif new is _TENSOR_NEW or ("__new__" in vars(kind) and calls_another):
+                _changed[kind] = [Undos(), 1]
+                change_attribute(kind, "__new__", staticmethod(_without_mode(kind.__new__)), _changed[kind][0])
+            else:
+                continue
+        undos.note(partial(_restore_creation, kind))
+
+
+def _restore_creation(kind: type) -> None:
+    with _creating:
+        _changed[kind][1] -= 1
+        if not _changed[kind][1]:
+            _changed.pop(kind)[0].close()
 
 
 def _without_mode(new: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.probes.sampled_steps import tracing
+from lightning_perf.seams import Undos
 
 
 class Meters(torch.Tensor):
@@ -64,3 +65,13 @@ def test_tensors_of_subclasses_are_created_below_a_mode() -> None:
     assert vars(Labeled)["__new__"] is new
     assert "__new__" not in vars(Meters)
     assert type(Meters([1.0])) is Meters
+
+
+def test_class_is_restored_after_the_last_of_two_trainings_whose_steps_overlap() -> None:
+    one, other = Undos(), Undos()
+    tracing._allow_subclasses(one)
+    tracing._allow_subclasses(other)
+    one.close()
+    assert "__new__" in vars(Meters)
+    other.close()
+    assert "__new__" not in vars(Meters)
