@@ -36,8 +36,8 @@ class _GradientState:
     """The state of one optimizer's gradients.
 
     ``state`` is ``unknown``, ``stale`` since a step, ``dirty`` (added to while stale) or ``cleared``. ``adding`` are
-    the lines of the passes that have added to them since they were used or cleared, ``dropped`` those of passes in
-    vain.
+    the lines of the passes that have added to them since they were used or cleared, ``dropped`` those of passes whose
+    gradients were cleared before a step.
     """
 
     parameter: torch.Tensor | None = None
@@ -68,12 +68,12 @@ class _GradientState:
 
     @property
     def dropping_backward(self) -> str:
-        """The line with most of the passes in vain; empty without one."""
+        """The line with most of the dropped passes; empty without one."""
         return max(self.dropped, key=lambda line: self.dropped[line], default="")
 
     @property
     def dropped_per_batch(self) -> float | None:
-        """Passes in vain of that line per batch; None without one, or if some of the line's passes were used."""
+        """Dropped passes of that line per batch; None without one, or if some of the line's passes were used."""
         line = self.dropping_backward
         return self.dropped[line] / self.n_batches if line and line not in self.used and self.n_batches else None
 

@@ -86,10 +86,10 @@ def check(session: Session) -> Finding | None:
 
 
 def _pass_s(session: Session, optimizer: OptimizerSettings, backward_s: float) -> tuple[float, float]:
-    """Return the seconds, of those in backward, that the pass in vain of one line takes at least and at most.
+    """Return the seconds in backward that are saved at least and at most without the pass whose gradients are dropped.
 
     At least those in what only this optimizer needs. From 0 to all if that is not known: the line starts several passes
-    of the sampled step, of which one may be needed; or it is not known how often the pass is in vain.
+    of the sampled step, of which one may be needed; or it is not known how often its gradients are dropped.
     """
     model, profile, steady = session.settings.model, session.model_profile, steady_of(session)
     passes = profile.backward_passes if profile is not None else ()

@@ -1,4 +1,4 @@
-"""PD612: validation runs in much smaller batches than training."""
+"""PD612: validation runs in smaller batches than training."""
 
 import math
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import mean_phase_s, phase_s, steady_of
+from lightning_perf.rules.signals import is_cpu_run, mean_phase_s, phase_s, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE
 from lightning_perf.rules.wording import percent
 
@@ -56,15 +56,17 @@ def _batches(session: Session) -> _Batches | None:
     """Return the batch sizes; None if validation's is as large, or one of them is not known.
 
     In validation nothing is kept for backward, so a forward pass over a batch of the training's size takes no longer
-    there. Making a sample is taken to take its time in any batch.
+    there. A sample is assumed to take as long to make in a batch of any size. On a device, the host's times of a
+    forward pass do not include what the device computes.
     """
     steady, loaders = steady_of(session), session.settings.loaders
     found = required(session.validation, session.missing.get("validation", "no validation was measured"))
-    sizes = [one.batch_size for stage in ("train", "val") for one in loaders if one.stage == stage and one.is_plain]
+    known = {one.stage: one.batch_size or 0 for one in loaders if one.is_plain}
+    n_loaders = sum(one.stage in ("train", "val") for one in loaders)
     forward_s = mean_phase_s(steady, "forward")
-    if len(sizes) != 2 or forward_s is None or found.span_s <= 0:
+    if n_loaders != 2 or forward_s is None or found.span_s <= 0 or not is_cpu_run(session):
         return None
-    size, now = (each or 0 for each in sizes)
+    size, now = known.get("train", 0), known.get("val", 0)
     if not 0 < now < size:
         return None
     scale = phase_s(steady, "validation") / found.span_s
