@@ -3,15 +3,17 @@
     python benchmarks/host_lines/run.py [--seconds 3]              steps of about 2.5 ms
     SCALE=10 python benchmarks/host_lines/run.py [--seconds 3]     steps of about 25 ms
 
-A loop runs five kinds of work, each on a line of its own and timed around that line: torch operators, JSON parsing and
-sorting (C calls that hold the GIL), a Python loop, and a sleep. Each sampler observes the same loop in turn. The script
-prints the true and the sampled shares, the largest error, and the slowdown of the loop.
+A loop runs seven kinds of work, each in a function of its own and timed around it: torch operators, JSON parsing and
+sorting (C calls that hold the GIL), a Python loop, a sleep, and, in turns, short Python loops of about 0.1 ms and short
+tensors, whose creation releases the GIL. Each sampler observes the same loop in turn. The script prints the true and
+the sampled shares, the largest error, and the slowdown of the loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -26,11 +28,13 @@ from typing import Any
 
 import torch
 
+from lightning_perf.probes.host_lines.sampler import _sharpen_timers
+
 SCALE = int(os.environ.get("SCALE", "1"))
 DOCUMENT = json.dumps([{"name": f"sample {i}", "values": list(range(20))} for i in range(200 * SCALE)])
 NUMBERS = [(i * 7919) % 10007 for i in range(8000 * SCALE)]
 PERIOD_S = 2e-3
-LINES = ("operators", "json", "sorting", "python", "sleep")
+LINES = ("operators", "json", "sorting", "python", "sleep", "short_python", "short_tensor")
 Shares = dict[str, float]
 
 
@@ -59,8 +63,20 @@ def sleep() -> None:
     time.sleep(0.3e-3 * SCALE)
 
 
+def short_python() -> int:
+    total = 0
+    for i in range(2_000):
+        total += i & 3
+    return total
+
+
+def short_tensor() -> torch.Tensor:
+    return torch.tensor([1, 2, 3])
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operators": operators, "json": parsing, "sorting": sorting, "python": python, "sleep": sleep,
+    "short_python": short_python, "short_tensor": short_tensor,
 }  # fmt: skip
 NAMES = {function.__name__: name for name, function in FUNCTIONS.items()}
 
@@ -72,7 +88,7 @@ def loop(seconds: float) -> tuple[Shares, int]:
     rounds, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         rounds += 1
-        for name in LINES:
+        for name in (*LINES[:5], *SCALE * 10 * LINES[5:]):
             begin = time.perf_counter_ns()
             FUNCTIONS[name](x) if name == "operators" else FUNCTIONS[name]()
             spent[name] += time.perf_counter_ns() - begin
@@ -94,7 +110,23 @@ def nothing(_: Counter[str]) -> Any:
     yield
 
 
-def by_thread(switch_s: float | None, is_random: bool = True) -> Callable[[Counter[str]], AbstractContextManager[None]]:
+def equal(_: Callable[[], float]) -> float:
+    return PERIOD_S
+
+
+def uniform(draw: Callable[[], float]) -> float:
+    return PERIOD_S * (0.2 + 1.6 * draw())
+
+
+def exponential(draw: Callable[[], float]) -> float:
+    return -PERIOD_S * math.log(1.0 - draw())
+
+
+def by_thread(
+    switch_s: float | None, pause_of: Callable[[Callable[[], float]], float] = uniform, is_sharp: bool = False
+) -> Callable[[Counter[str]], AbstractContextManager[None]]:
+    """Return a sampler; ``is_sharp``: its timers have no slack, as those of PerfDoctor."""
+
     @contextmanager
     def sampling(seen: Counter[str]) -> Any:
         draw = random.Random(1).random
@@ -102,8 +134,10 @@ def by_thread(switch_s: float | None, is_random: bool = True) -> Callable[[Count
         usual_s = sys.getswitchinterval()
 
         def run() -> None:
+            if is_sharp:
+                _sharpen_timers()
             while not stopping.is_set():
-                pause_s = PERIOD_S * (0.2 + 1.6 * draw()) if is_random else PERIOD_S
+                pause_s = pause_of(draw)
                 begin = time.perf_counter_ns()
                 if switch_s is not None:
                     sys.setswitchinterval(switch_s)
@@ -146,10 +180,13 @@ def by_profile_function(seen: Counter[str]) -> Any:
 
 SAMPLERS: dict[str, Callable[[Counter[str]], AbstractContextManager[None]]] = {
     "none": nothing,
-    "thread, equal pauses": by_thread(None, is_random=False),
+    "thread, equal pauses": by_thread(None, equal),
     "thread": by_thread(None),
     "thread, switch interval 0.1 ms": by_thread(1e-4),
-    "thread, switch interval 0.01 ms": by_thread(1e-5),
+    "the same, exponential pauses": by_thread(1e-4, exponential),
+    "the same, timers without slack": by_thread(1e-4, exponential, is_sharp=True),
+    "the same at 0.05 ms (PerfDoctor)": by_thread(5e-5, exponential, is_sharp=True),
+    "the same at 0.02 ms": by_thread(2e-5, exponential, is_sharp=True),
     "pyinstrument's profile function": by_profile_function,
 }
 
