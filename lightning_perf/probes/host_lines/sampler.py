@@ -8,7 +8,8 @@ pyinstrument's profile function, which is as accurate but lengthens steps by 20 
 
 A sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
 line that called it. Pauses are distributed exponentially, so that what follows such a call is sampled as often as
-anything else (Wolff, Poisson arrivals see time averages, Operations Research 30, 1982).
+anything else (Wolff, Poisson arrivals see time averages, Operations Research 30, 1982). For the same reason the time of
+a burst is set before it begins, and a call that holds the lock is charged with all bursts that it covers in part.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ MAX_SHARE = 0.005
 """Share of the run's time that sampling may cost."""
 
 PAUSE_S = 2e-3
-BURST_S = 0.05
+_BURST_NS = 50_000_000
 SWITCH_S, LONG_SWITCH_S = 5e-5, 1e-4
 _LONG_NS = 1_000_000
 """Mean delay of a sample above which C calls hold the lock for long."""
@@ -49,6 +50,7 @@ _LATER_SHARE = 5e-4  # limit of the cost once there are so many
 _LOCK_EXCHANGE_NS = 15_000  # per sample, to take the interpreter lock and return it; not in the sampler's CPU time
 _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
+_EARLY_S = 5e-3  # before a burst; the usual switch interval, by which its first sample would otherwise be delayed
 _MAX_BURSTS_OUTSIDE = 2
 
 _lowered: list[tuple[float, float]] = []
@@ -89,7 +91,8 @@ class LineSampler(Probe):
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # leaves all other random streams unchanged
         self._background = BackgroundThread("lightning-perf host lines", self.burst)
-        self._start_ns = now_ns()
+        self._start_ns = self._begin_ns = now_ns()
+        self._end_ns = self._begin_ns + _BURST_NS
         self._n_bursts_outside = 0
 
     def start(self) -> None:
@@ -97,37 +100,59 @@ class LineSampler(Probe):
             self.missing["host_profile"] = reason
             return
         _register_fork()
-        self._background.start(_REST_S)
+        self._plan_burst(self._now_ns())
+        self._background.start(self._rest_s())
 
     def close(self) -> None:
         self._background.close()
 
     def burst(self) -> float:
-        """Sample for ``BURST_S``; return the seconds to wait before the next burst."""
-        begin_ns, cpu_ns = self._now_ns(), time.thread_time_ns()
+        """Sample until the burst's end; return the seconds to wait before the next burst."""
+        cpu_ns = time.thread_time_ns()
         _sharpen_timers()
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
         self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
-        while not self._background.stopping.is_set() and self._now_ns() - begin_ns < BURST_S * 1e9:
+        due_ns = self._begin_ns + self._pause_ns()
+        while not self._background.stopping.is_set() and self._begin_ns <= due_ns < self._end_ns:
             if not self._is_undisturbed():
+                self._end_ns = self._now_ns()
                 break
-            is_inside = self._sample()
+            is_inside = self._sample(due_ns)
             if is_inside is None:
                 self._background.stopping.set()  # the training thread has ended
                 break
             n_taken += 1
             n_outside += not is_inside
+            due_ns = self._now_ns() + self._pause_ns()
         self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _LOCK_EXCHANGE_NS
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
             self._background.stopping.set()  # the run ended without a call to stop
+        if self._now_ns() >= self._begin_ns:  # else a call held the lock until after the burst
+            self._plan_burst(self._end_ns)
         return self._rest_s()
 
+    def _pause_ns(self) -> int:
+        return int(-PAUSE_S * 1e9 * math.log(1.0 - self._draw()))
+
     def _rest_s(self) -> float:
+        return max(1e-6, (self._begin_ns - self._now_ns()) / 1e9 - _EARLY_S)
+
+    def _plan_burst(self, after_ns: int) -> None:
         share = MAX_SHARE if self._n < _ENOUGH_SAMPLES else _LATER_SHARE
         due_s = self.cost_ns / 1e9 / share - (self._now_ns() - self._start_ns) / 1e9
-        return max(_REST_S, due_s) * (0.5 + self._draw())
+        self._begin_ns = after_ns + int(max(_REST_S, due_s) * (0.5 + self._draw()) * 1e9)
+        self._end_ns = self._begin_ns + _BURST_NS
+
+    def _counted_delay_ns(self, due_ns: int) -> int:
+        """Return how much of the time since then is in bursts, and set the time of the next one after those passed."""
+        now_ns = self._now_ns()
+        delay_ns = max(0, min(now_ns, self._end_ns) - due_ns)
+        while now_ns > self._end_ns:
+            self._plan_burst(self._end_ns)
+            delay_ns += max(0, min(now_ns, self._end_ns) - self._begin_ns)
+        return delay_ns
 
     def _is_undisturbed(self) -> bool:
         """Return whether the training runs as without PerfDoctor: no sampled step, window or report."""
@@ -137,13 +162,13 @@ class LineSampler(Probe):
         is_ours = is_sampled or loop.is_profiling or timeline.current.phase == OWN
         return main.n_steps >= _WARMUP_STEPS and not is_ours and not timeline.is_frozen
 
-    def _sample(self) -> bool | None:
-        """Take a sample; return whether the run is still going on, None if its thread has ended."""
-        pause_s = -PAUSE_S * math.log(1.0 - self._draw())
+    def _sample(self, due_ns: int) -> bool | None:
+        """Take a sample when it is due; return whether the run is still going on, None if its thread has ended."""
         switch_s = LONG_SWITCH_S if self._late_ns > _LONG_NS * self._n else SWITCH_S
-        gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
-        _wait(self._sleep, pause_s, switch_s)
-        late_ns = max(0.0, self._now_ns() - asked_ns - pause_s * 1e9)
+        gc_before_ns = self._paused_ns()
+        _wait(self._sleep, max(0, due_ns - self._now_ns()) / 1e9, switch_s)
+        late_ns = max(0, self._now_ns() - due_ns)
+        delay_ns = self._counted_delay_ns(due_ns)
         frames = frames_of(self._watched, self._frames)
         if not frames:
             return None
@@ -154,12 +179,12 @@ class LineSampler(Probe):
             return True
         loop = self._loop
         name = loop.current_phase()
-        gc_ns = min(late_ns, self._paused_ns() - gc_before_ns)
+        gc_ns = min(delay_ns, self._paused_ns() - gc_before_ns)
         step = loop.main.n_steps
         with self._lock:
             for phases in (self._phases, self._slow) if self._is_in_slow_step(name, late_ns) else (self._phases,):
                 phase = phases.setdefault(name, PhaseSamples())
-                phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns, step)
+                phase.add(stack, PAUSE_S * 1e9 + delay_ns - gc_ns, gc_ns, late_ns, step)
             self._n += 1
             self._late_ns += late_ns
             self._steps = (step if self._steps is None else self._steps[0], step)
