@@ -22,7 +22,7 @@ CHANGE = 1.3
 """Change of the median step since the last diagnosis that causes another one, as a factor."""
 
 CHECK_S = 1.0
-MAX_CHECK_EVERY = 64  # steps: they may become longer before the next check
+MAX_CHECK_EVERY = 128  # steps: they may become longer before the next check
 
 
 class DiagnosisSchedule(Probe):

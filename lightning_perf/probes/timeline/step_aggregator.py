@@ -256,15 +256,13 @@ class _Blocks:
         fresh = np.column_stack([numbers, ones, starts_ns, step_ns, step_ns, phases[:, STEP_COLUMNS]])
         if len(self._table) and self._table[-1, 1] < self._steps_per_block:
             lacking = int(self._steps_per_block - self._table[-1, 1])
-            self._table[-1] = _merged(np.vstack([self._table[-1:], fresh[:lacking]]))
+            self._table[-1:] = _merged(np.vstack([self._table[-1:], fresh[:lacking]]), lacking + 1)
             fresh = fresh[lacking:]
-        size = self._steps_per_block
-        merged = [_merged(fresh[i : i + size]) for i in range(0, len(fresh), size)]
-        if merged:
-            self._table = np.vstack([self._table, *merged])
+        if len(fresh):
+            self._table = np.vstack([self._table, _merged(fresh, self._steps_per_block)])
         while len(self._table) > _MAX_BLOCKS:
             self._steps_per_block *= 2
-            self._table = np.vstack([_merged(self._table[i : i + 2]) for i in range(0, len(self._table), 2)])
+            self._table = _merged(self._table, 2)
 
     def is_steady(self) -> bool | None:
         """Return whether both halves agree; None with fewer than 20 steps."""
@@ -286,9 +284,12 @@ class _Blocks:
         )
 
 
-def _merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    total = rows.sum(axis=0)
-    total[0], total[2], total[4] = rows[0, 0], rows[0, 2], rows[:, 4].max()
+def _merged(rows: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Return one row for each ``size`` rows."""
+    firsts = np.arange(0, len(rows), size)
+    total = np.add.reduceat(rows, firsts)
+    total[:, [0, 2]] = rows[firsts][:, [0, 2]]
+    total[:, 4] = np.maximum.reduceat(rows[:, 4], firsts)
     return np.asarray(total)
 
 
