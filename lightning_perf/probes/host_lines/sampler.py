@@ -116,7 +116,7 @@ class LineSampler(Probe):
         due_ns = self._begin_ns + self._pause_ns()
         while not self._background.stopping.is_set() and self._begin_ns <= due_ns < self._end_ns:
             if not self._is_undisturbed():
-                self._end_ns = self._now_ns()
+                self._plan_burst(self._now_ns())
                 break
             is_inside = self._sample(due_ns)
             if is_inside is None:
@@ -129,7 +129,7 @@ class LineSampler(Probe):
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
             self._background.stopping.set()  # the run ended without a call to stop
-        if self._now_ns() >= self._begin_ns:  # else a call held the lock until after the burst
+        if self._now_ns() >= self._begin_ns:  # else the next one is planned
             self._plan_burst(self._end_ns)
         return self._rest_s()
 
