@@ -38,7 +38,9 @@ MAX_SHARE = 0.005
 """Share of the run's time that sampling may cost."""
 
 PAUSE_S = 2e-3
-_BURST_NS = 50_000_000
+_BURST_NS = 10_000_000
+"""Length of a burst: more short ones rather than few long ones, since the samples of one often fall on the same line."""
+
 SWITCH_S, LONG_SWITCH_S = 5e-5, 1e-4
 _LONG_NS = 1_000_000
 """Mean delay of a sample above which C calls hold the lock for long."""
@@ -51,7 +53,7 @@ _LOCK_EXCHANGE_NS = 15_000  # per sample, to take the interpreter lock and retur
 _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
 _EARLY_S = 5e-3  # before a burst; the usual switch interval, by which its first sample would otherwise be delayed
-_MAX_BURSTS_OUTSIDE = 2
+_MAX_BURSTS_OUTSIDE = 10
 
 _lowered: list[tuple[float, float]] = []
 """The usual switch interval, and the one set, while it is lowered; a process forked meanwhile restores it."""
@@ -94,6 +96,7 @@ class LineSampler(Probe):
         self._start_ns = self._begin_ns = now_ns()
         self._end_ns = self._begin_ns + _BURST_NS
         self._n_bursts_outside = 0
+        self._has_sharp_timers = False
 
     def start(self) -> None:
         if reason := why_no_stacks():
@@ -109,7 +112,9 @@ class LineSampler(Probe):
     def burst(self) -> float:
         """Sample until the burst's end; return the seconds to wait before the next burst."""
         cpu_ns = time.thread_time_ns()
-        _sharpen_timers()
+        if not self._has_sharp_timers:
+            self._has_sharp_timers = True
+            _sharpen_timers()
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
         self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
