@@ -84,7 +84,7 @@ def _precision_last(
 ) -> list[Finding]:
     """Return the findings with those that lower the precision behind a cause of more time than they can save.
 
-    That this time passes there is certain, though not how much of it the fix saves, and the fix keeps the numbers.
+    That this time passes there is as certain, though not how much of it the fix saves, and the fix keeps the numbers.
     """
     found = list(ordered)
     for finding in ordered:
@@ -92,7 +92,8 @@ def _precision_last(
             continue
         most = max(possible_share(finding.gain), HIGH_SHARE)
         for place, one in enumerate(found):
-            is_cause = (one.confidence, _safety(one)) == ("high", "exact") and one.severity != "info"
+            is_as_sure = _CONFIDENCES.index(one.confidence) <= _CONFIDENCES.index(finding.confidence)
+            is_cause = is_as_sure and _safety(one) == "exact" and one.severity != "info"
             is_explained = any(one.code in explains.get(cause.code, ()) for cause in found[:place])
             is_larger = one.gain is not None and possible_share(one.gain) >= most
             if is_cause and is_larger and not is_explained and one.code not in lowering:

@@ -305,20 +305,21 @@ def test_alternative_is_ranked_behind_certain_causes_when_its_gain_is_not_certai
         (2.5, {}, ["PD107", "PD301", "PD101"]),
         (1.3, {}, ["PD301", "PD107", "PD101"]),  # less than a lower precision can save
         (2.5, {"confidence": "medium"}, ["PD301", "PD107", "PD101"]),
+        (2.5, {"confidence": "medium", "of_precision": "medium"}, ["PD107", "PD301", "PD101"]),
         (2.5, {"safety": "semantics"}, ["PD301", "PD107", "PD101"]),
     ],
 )
 def test_lower_precision_is_ranked_behind_a_cause_of_more_time_than_it_can_save(use_rules, high, changes, order):
     gains = {"PD301": (1.2, 1.4), "PD107": (1.0, high), "PD101": (1.0, high)}
-    safety = changes.pop("safety", "exact")
+    safety, confidence = changes.get("safety", "exact"), changes.get("confidence", "high")
     found = {
         code: _finding(
             code,
             severity="medium" if low > 1.0 else "low",
+            confidence=changes.get("of_precision", "high") if code == "PD301" else confidence,
             gain=Gain(low=low, high=most, basis="", method="timed"),
             claims={"data_wait": 10.0} if code != "PD301" else {"forward": 5.0},
             prescriptions=(fix("do it", "minutes", "numerics" if code == "PD301" else safety),),
-            **(changes if code != "PD301" else {}),
         )
         for code, (low, most) in gains.items()
     }
