@@ -135,12 +135,14 @@ class PhaseWork(Record, frozen=True, kw_only=True):
 
     Attributes:
         device_s: Seconds of the device work that it launched, summed over streams.
+        n_operators: Operators called directly from Python during it; None in sessions of older versions.
     """
 
     name: str
     host_s: float
     device_s: float
     n_kernels: int
+    n_operators: int | None = None
 
 
 class MatrixShape(Record, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
 from .kernel_signals import launching_s, path_of
+from .signals import COMPUTE_PHASES
 from .step_signals import is_computing
 from .thresholds import (
     LATE_MIN_SHARE,
@@ -103,7 +104,12 @@ def _costliest_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOpera
 def _all_tiny_operators(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
     trace = reading.trace
     mean_s = trace.operator_mean_s or 0.0
-    n = trace.n_operators - round(reading.n_steps * sum(loop.operators_per_step for loop in others))
+    counts = [phase.n_operators for phase in trace.phases if phase.name in COMPUTE_PHASES]
+    n = trace.n_operators
+    if counts and None not in counts:  # hooks that take long are reported with their lines
+        n = sum(filter(None, counts))
+        others = [loop for loop in others if loop.phase in COMPUTE_PHASES]
+    n -= round(reading.n_steps * sum(loop.operators_per_step for loop in others))
     if n <= TINY_MIN_OPERATORS * reading.n_steps or mean_s >= max_mean_s(trace):
         return None
     cost_s = _cost_s(reading, n, n * mean_s)

@@ -108,4 +108,5 @@ def _phase(timeline: Timeline, name: str, moments: Intervals, work: Rows) -> Pha
         host_s=moments.total_ns / SECOND,
         device_s=int(trace.durations[work].sum()) / SECOND,
         n_kernels=int((trace.kinds[work] == KERNEL).sum()),
+        n_operators=int(moments.contains(trace.starts[timeline.top_operators]).sum()),
     )
