@@ -200,13 +200,14 @@ def lines_computing_what_is_logged(session: Session) -> list[LineTime]:
 
 
 def records_stacks(session: Session, line: HostLine) -> bool:
-    """Return whether a line calls torch's operators while anomaly detection records the stack of each.
+    """Return whether a line calls torch's operators or modules while anomaly detection records the stack of each.
 
     Such a line spends its time outside operators in recording stacks, unless it makes tensors of Python's numbers.
     """
     is_on = session.settings.trainer.is_anomaly_detection_on
     is_torchs = line.call.startswith(("torch.", "nn.", "F.")) and line.call not in MAKING_TENSORS
-    return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0 and is_torchs)
+    is_recorded = is_torchs or line.call == "forward"
+    return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0 and is_recorded)
 
 
 def host_s(session: Session, phase: str) -> float:

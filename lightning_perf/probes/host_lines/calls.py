@@ -6,6 +6,7 @@ import functools
 import itertools
 import linecache
 import os
+import re
 import sys
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -29,6 +30,8 @@ _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) e
 """Instructions that take the truth value of a tensor. In Python 3.10, each jump checks for lock requests."""
 
 _JUMP_CODES = frozenset((*dis.hasjrel, *dis.hasjabs))
+
+_WRAPPED_METRIC = re.compile(r"_wrap_(update|compute)\.<locals>\.wrapped_func")
 
 _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
 """Functions of torch that hold the interpreter lock while they make tensors of Python's numbers and lists."""
@@ -59,9 +62,10 @@ def line_of(code: CodeType, offset: int) -> int:
 def library_call(code: CodeType, module: str) -> str:
     """Return the name of a library's function, e.g. ``"json.loads"`` or ``"pandas.DataFrame.sort_values"``.
 
-    Those of ``torch.nn.functional`` are named as in the code of a line, e.g. ``"nn.functional.interpolate"``.
+    Those of ``torch.nn.functional`` are named as in the code of a line, e.g. ``"nn.functional.interpolate"``, and
+    methods that torchmetrics wraps as they are called, e.g. ``"torchmetrics.Metric.compute"``.
     """
-    name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+    name = _WRAPPED_METRIC.sub(r"\1", getattr(code, "co_qualname", code.co_name)).replace("<locals>.", "")
     package = "nn.functional" if module == "torch.nn.functional" else module.partition(".")[0]
     return f"{package}.{name}" if package else name
 

@@ -39,7 +39,7 @@ MAX_SHARE = 0.005
 
 PAUSE_S = 2e-3
 _BURST_NS = 10_000_000
-"""Length of a burst: more short ones rather than few long ones, since the samples of one often fall on the same line."""
+"""Length of a burst: many short ones rather than few long ones, whose samples often fall on the same line."""
 
 SWITCH_S, LONG_SWITCH_S = 5e-5, 1e-4
 _LONG_NS = 1_000_000

@@ -54,7 +54,8 @@ def check(session: Session) -> Finding | None:
     worst = inner if around is None or _is_no_cause(session, around) else around
     part = f" {percent(inner.seconds / worst.seconds)} of it is {inner.where}{inner.doing}." if worst != inner else ""
     each_s, share = worst.seconds / steady.n_span_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
-    work = worst.line.call or "the work of this line"
+    is_model = worst.line.call == "forward"
+    work = "the work of this line" if is_model or not worst.line.call else worst.line.call
     if worst.line.called_at and (worst.line.call in _BUILT_IN or worst.line.call.endswith("__")):
         work = worst.line.function  # says more than min, or an iterator's __next__
     if worst.line.operator_fraction > EXPLAINED_PART:  # these are the training itself

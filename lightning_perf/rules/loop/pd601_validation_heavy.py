@@ -13,7 +13,7 @@ from lightning_perf.rules.thresholds import (
     VALIDATION_MIN_SHARE,
     VALIDATION_TARGET_RATIO,
 )
-from lightning_perf.rules.user_lines import outer_lines_of
+from lightning_perf.rules.user_lines import is_metric, outer_lines_of
 from lightning_perf.rules.wording import percent, site_of
 
 
@@ -70,7 +70,7 @@ def _once_per_validation(session: Session, validation_s: float) -> Prescription 
     if line is None or line.line.entry != "validation_step" or line.seconds < EXPLAINED_PART * validation_s:
         return None
     call = line.line.call
-    if not call or call.rpartition(".")[2] in ("forward", "__call__", "training_step", "wrapped_func"):
+    if not call or is_metric(line.line) or call.rpartition(".")[2] in ("forward", "__call__", "training_step"):
         return None
     at = site_of(line.line.file, line.line.line)
     return fix(

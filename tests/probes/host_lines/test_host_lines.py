@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 
 from lightning_perf.probes import atomic_reads
 from lightning_perf.probes.host_lines import calls, sampler, stacks
@@ -127,6 +128,14 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     (stack,) = seen
     assert [code.co_name for code, _, _ in stack.lines] == ["parse"]
     assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name")
+def test_metrics_are_named_by_the_method_that_is_called():
+    metric = torchmetrics.SumMetric()
+    codes = [getattr(metric, name).__code__ for name in ("update", "compute")]
+    names = [calls.library_call(code, "torchmetrics.metric") for code in codes]
+    assert names == ["torchmetrics.Metric.update", "torchmetrics.Metric.compute"]
 
 
 LIBRARY = """
