@@ -91,6 +91,7 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
     Attributes:
         path: As in ``named_modules``; ``""`` for work outside of listed modules (the loss, the step itself).
         class_name: E.g. ``"Linear"``; empty for ``""``.
+        site: The user's line that makes it, e.g. ``"model.py:31"``; empty if unknown, and in older sessions.
         n_parameters: Elements; a shared parameter counts in the first module that has it.
         calls: Calls of forward per step.
         forward_flops: FLOPs of matrix multiplication, convolution and attention per step; None if not counted.
@@ -117,6 +118,7 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
     backward_s: float | None = None
     bound: Bound | None = None
     advice: str = ""
+    site: str = ""
 
 
 class OperatorProfile(Record, frozen=True, kw_only=True):

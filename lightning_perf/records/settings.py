@@ -194,6 +194,7 @@ class FixedWeights(Record, frozen=True, kw_only=True):
         n_bytes: Bytes of those parameters, or buffers, of a mebibyte or more without a gradient that nothing wrote to.
         largest: Path of the largest one, e.g. ``"encoder.embedding.weight"``.
         is_buffer: Whether they are buffers, which take more bytes than such parameters then.
+        site: The user's line that makes the largest one, e.g. ``"model.py:31"``; empty if unknown.
         costs_s: Seconds that they add to saving a checkpoint; None if unknown.
     """
 
@@ -201,6 +202,7 @@ class FixedWeights(Record, frozen=True, kw_only=True):
     largest: str
     is_buffer: bool
     costs_s: float | None = None
+    site: str = ""
 
 
 class AddedHooks(Record, frozen=True, kw_only=True):

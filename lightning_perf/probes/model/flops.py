@@ -34,6 +34,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.seams import Undos
 from lightning_perf.stats.roofline import work_of
 
+from .made_at import made_at
 from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .passes import PassCounter
@@ -336,6 +337,7 @@ class ArithmeticCounter(StepTracer):
                     forward_bytes=sum(r.n_bytes for r in forward),
                     backward_bytes=sum(r.n_bytes for r in backward) if self.has_backward else None,
                     n_operators=sum(r.n_started for r in forward + backward),
+                    site=made_at(self._root, path) if path else "",
                 )
             )
         return tuple(sorted(found, key=work_of, reverse=True))

@@ -13,6 +13,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes import plain
 from lightning_perf.probes.base import Probe, RunContext, model_part
 from lightning_perf.probes.model import module_walk
+from lightning_perf.probes.model.made_at import made_at
 from lightning_perf.records import FixedWeights, Session
 from lightning_perf.seams import is_overridden
 
@@ -116,4 +117,7 @@ def _unchanged(root: nn.Module, before: Mapping[str, _State]) -> FixedWeights | 
     is_buffer, found = max(sizes.items(), key=lambda one: sum(one[1].values()))
     if not found:
         return None
-    return FixedWeights(n_bytes=sum(found.values()), largest=max(found, key=found.__getitem__), is_buffer=is_buffer)
+    largest = max(found, key=found.__getitem__)
+    return FixedWeights(
+        n_bytes=sum(found.values()), largest=largest, is_buffer=is_buffer, site=made_at(root, largest)
+    )

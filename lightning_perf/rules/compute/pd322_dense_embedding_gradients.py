@@ -11,7 +11,7 @@ from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, s
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE, ROWS_LOOKED_UP_MAX_FRACTION
 from lightning_perf.rules.user_lines import computing_s
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, place
 
 _REPLAYED_AS = "sparse-embeddings"
 _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
@@ -141,9 +141,9 @@ def _tables_of(session: Session) -> _Tables | None:
 
 
 def _named(profile: ModelProfile) -> str:
-    """Return the largest tables, ``" of item and user"``, if half as large as the largest; empty if none is listed."""
+    """Return the largest tables, ``" of item (model.py:31) and user"``, if half as large as the largest; else empty."""
     tables = sorted((one for one in profile.modules if one.class_name in _TABLES), key=lambda one: -one.n_parameters)
-    large = [one.path for one in tables if 2 * one.n_parameters >= tables[0].n_parameters]
+    large = [place(one.path, one.site) for one in tables if 2 * one.n_parameters >= tables[0].n_parameters]
     named = [*large[:_MAX_NAMED], "others"] if len(large) > _MAX_NAMED else large
     return f" of {' and '.join([', '.join(named[:-1]), named[-1]] if len(named) > 1 else named)}" if large else ""
 

@@ -43,7 +43,7 @@ def check(session: Session) -> Finding | None:
     elif fixed is not None:
         each += (
             f" Of {size_text(_weights_bytes(session))} of weights, {size_text(fixed.n_bytes)} do not change, the "
-            f"largest of them {fixed.largest}."
+            f"largest of them {place(fixed.largest, fixed.site)}."
         )
     return removal_finding(
         steady,

@@ -94,7 +94,7 @@ def found_in(module, folder, *callbacks, **arguments):
     doctor = PerfDoctor(out_dir=folder, console="off")
     fitted(module, doctor, *callbacks, **arguments)
     found = doctor.session.settings.model.fixed_weights
-    assert found is None or found.costs_s is not None
+    assert found is None or (found.costs_s is not None and found.site.startswith("test_fixed_weights.py:"))
     return found and (found.n_bytes, found.largest, found.is_buffer)
 
 
