@@ -118,6 +118,4 @@ def _unchanged(root: nn.Module, before: Mapping[str, _State]) -> FixedWeights | 
     if not found:
         return None
     largest = max(found, key=found.__getitem__)
-    return FixedWeights(
-        n_bytes=sum(found.values()), largest=largest, is_buffer=is_buffer, site=made_at(root, largest)
-    )
+    return FixedWeights(n_bytes=sum(found.values()), largest=largest, is_buffer=is_buffer, site=made_at(root, largest))
