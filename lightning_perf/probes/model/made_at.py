@@ -22,7 +22,7 @@ def made_at(root: nn.Module, path: str) -> str:
     """
     found, owner = "", root
     for name in path.split("."):
-        found = _assigned_at(type(owner), name) or found
+        found = _assigned_at(type(owner), name) or found  # type: ignore[arg-type]
         child = dict(named_children(owner)).get(name)
         if child is None:
             break
