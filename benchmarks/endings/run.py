@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs per signal (default: 5)")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start this with Ctrl-C ignored
     with ThreadPoolExecutor(len(ENDINGS)) as pool:
         lefts = list(pool.map(lambda ending: left_by(ending, given.seconds), ENDINGS))
     rows = [ending_row(ending, left) for ending, left in zip(ENDINGS, lefts, strict=True)]
