@@ -281,8 +281,8 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
 
     The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
-    dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. The shape of
-    any other object is not read: its class may compute it.
+    dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs; of a
+    TensorDict, its batch size. The shape of any other object is not read: its class may compute it.
     """
     path = _path_to_tensor(batch, 4, search_limit())
     if path is None:
@@ -309,7 +309,7 @@ def _first_dimension(value: Any) -> int:
     shape = shape_of(value)
     if shape is not None:
         return shape[0]
-    n = _n_sequences(value) if type(value) is PackedSequence else _n_graphs(value)
+    n = _n_sequences(value) if type(value) is PackedSequence else _n_items(value)
     if n is None:
         raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
     return n
@@ -324,9 +324,12 @@ def _n_sequences(packed: Any) -> int | None:
         return int(batch_sizes[0])
 
 
-def _n_graphs(value: Any) -> int | None:
-    """Return how many graphs a batch of PyTorch Geometric, or one with ``ptr`` or ``num_graphs``, has."""
+def _n_items(value: Any) -> int | None:
+    """Return the batch size of a TensorDict, or how many graphs a batch has by ``ptr`` or ``num_graphs``."""
     own = attributes(value)
+    size = own.get("_batch_size")
+    if type(size) is torch.Size and size:
+        return size[0]
     for one in (own, *(attributes(own.get(name)) for name in ("_store", "_global_store"))):
         inner = one.get("_mapping")
         for found in (one, inner if type(inner) is dict else {}):
@@ -345,7 +348,7 @@ def _path_to_tensor(batch: Any, depth: int, left: Iterator[int]) -> tuple[Any, .
     shape = shape_of(batch)
     if shape is not None:
         return () if shape else None
-    if type(batch) is PackedSequence or _n_graphs(batch) is not None:
+    if type(batch) is PackedSequence or _n_items(batch) is not None:
         return ()
     for key, value in (items_of(batch, MAX_VISITED) or ()) if depth else ():
         if type(key) in (str, int):  # comparing keys of other types could run user code

@@ -83,6 +83,8 @@ class AttentionCall(Record, frozen=True, kw_only=True):
         cost_s: Host seconds per step in the three operators, forward and backward; None on a device.
         share: ``cost_s`` ÷ the duration of the sampled step; None on a device.
         via: torch's function that computes it, e.g. ``"multi_head_attention_forward"``; empty for the user's own code.
+        fallback: Why ``scaled_dot_product_attention`` has no fused kernel for it: ``"dropout"`` or ``"inputs"``;
+            empty if that function is not called.
     """
 
     file: str
@@ -94,6 +96,7 @@ class AttentionCall(Record, frozen=True, kw_only=True):
     cost_s: float | None = None
     share: float | None = None
     via: str = ""
+    fallback: str = ""
     code: str = ""
 
 

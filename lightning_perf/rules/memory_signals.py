@@ -124,6 +124,14 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
     smaller = fix(
         "use an 8-bit optimizer", "minutes", "numerics", code="bitsandbytes.optim.AdamW8bit(self.parameters())"
     )
+    optimizers = session.settings.model.optimizers if session.settings.model is not None else ()
+    if any(each.class_name.rpartition(".")[2] == "SparseAdam" for each in optimizers):
+        smaller = fix(  # 8-bit optimizers take no sparse gradients
+            "use Adagrad for the sparse embeddings: it keeps one state per element instead of two",
+            "minutes",
+            "semantics",
+            code="torch.optim.Adagrad(embedding.parameters())",
+        )
     sharded = fix(
         'set strategy="fsdp": ranks share optimizer states, gradients and weights',
         "minutes",

@@ -88,11 +88,19 @@ def headline_of(summary: str) -> str:
 
 
 def statement_of(code: str) -> str:
-    """Return a line of code that can be moved into an ``if``; ``...`` for part of a statement, or none."""
+    """Return a line of code that can be moved into an ``if``; ``...`` for part of a statement, several, or none.
+
+    A comment says that what uses the names that it assigns must be moved too.
+    """
     try:
-        return code if ast.parse(code).body else "..."
+        body = ast.parse(code).body
     except (SyntaxError, ValueError):
         return "..."
+    if len(body) != 1 or not isinstance(body[0], (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return "..."
+    stored = (node for node in ast.walk(body[0]) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    names = ", ".join(dict.fromkeys(node.id for node in stored))
+    return f"{code}  # and what uses {names}" if names else code
 
 
 def place(function: str, site: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_perf.rules.wording import duration, number_of, size_text
+from lightning_perf.rules.wording import duration, number_of, size_text, statement_of
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,20 @@ def test_size_has_three_digits_and_no_exponent(n_bytes: float, text: str) -> Non
 def test_numbers_have_three_digits_and_no_exponent() -> None:
     assert number_of(1500.0, "time") == "1,500 times"
     assert number_of(1.333, "time") == "1.33 times"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("self.acc(y, t)", "self.acc(y, t)"),
+        ("self.total += self.acc(y, t)", "self.total += self.acc(y, t)"),
+        ("acc = self.acc(y, t)", "acc = self.acc(y, t)  # and what uses acc"),
+        ("a, b = self.acc(y, t), 1", "a, b = self.acc(y, t), 1  # and what uses a, b"),
+        ("loss = f(y); self.acc(y, t)", "..."),
+        ("return self.acc(y, t)", "..."),
+        ("self.acc(", "..."),
+        ("", "..."),
+    ],
+)
+def test_statement_that_is_moved_takes_along_what_uses_its_names(code: str, expected: str) -> None:
+    assert statement_of(code) == expected

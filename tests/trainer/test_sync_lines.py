@@ -420,6 +420,7 @@ class Attends(Planted):
         super().__init__()
         self.how = how
         self.torchs = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.dropping = nn.MultiheadAttention(WIDTH, 2, dropout=0.1, batch_first=True)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x = self.first(batch).unsqueeze(0)
@@ -428,6 +429,8 @@ class Attends(Planted):
             x = scores.softmax(-1) @ x  # attends
         elif self.how == "torch's weights":
             x = self.torchs(x, x, x)[0]
+        elif self.how == "dropout":
+            x = self.dropping(x, x, x, need_weights=False)[0]
         else:
             x = x.unsqueeze(0)  # of three dimensions, torch writes it out itself
             x = nn.functional.scaled_dot_product_attention(x, x, x)
@@ -435,10 +438,17 @@ class Attends(Planted):
 
 
 @pytest.mark.parametrize(
-    ("how", "n", "via"),
-    [("written out", 1, ""), ("torch's weights", 1, "multi_head_attention_forward"), ("fused", 0, "")],
+    ("how", "n", "via", "fallback"),
+    [
+        ("written out", 1, "", ""),
+        ("torch's weights", 1, "multi_head_attention_forward", ""),
+        pytest.param(
+            "dropout", 1, "multi_head_attention_forward", "dropout", marks=pytest.mark.needs_torch("2.5")
+        ),  # an older one calls the usual softmax
+        ("fused", 0, "", ""),
+    ],
 )
-def test_attention_is_named_when_its_scores_are_written_out(make_trainer, how, n, via):
+def test_attention_is_named_when_its_scores_are_written_out(make_trainer, how, n, via, fallback):
     session = fitted(make_trainer, Attends(how))
     assert session.sync_calls is not None
     attentions = session.sync_calls.attentions
@@ -446,6 +456,7 @@ def test_attention_is_named_when_its_scores_are_written_out(make_trainer, how, n
     for attention in attentions:
         assert (Path(attention.file).name, attention.function) == (HERE, "training_step")
         assert (attention.rows, attention.columns, attention.per_step, attention.via) == (BATCH, BATCH, 1, via)
+        assert attention.fallback == fallback
         assert attention.share is not None
         assert 0 < attention.share <= 1
 

@@ -46,6 +46,8 @@ MAX_COST_S = 3.0
 
 MAX_OPERATORS_LISTED = 24
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 class _Row:
     """Totals of one operator in one module."""
@@ -224,9 +226,7 @@ class ArithmeticCounter(StepTracer):
             if types:  # a nested tensor decomposes otherwise, and asks for its sizes through operators
                 return NotImplemented
             with self._mode:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+                return func._op_dk(_COMPOSITE, *args, **kwargs)  # `decompose` may take another one, in Python
         begin = self._now_ns()
         out = func(*args, **kwargs)
         end = self._now_ns()

@@ -99,8 +99,14 @@ def _row_bytes(args: Sequence[Any]) -> int:
     return unique_bytes(table) // n_rows * int(prod(field(indices, "shape"))) if n_rows else 0
 
 
+_BACKENDS = ("CPU", "CUDA", "MPS", "XPU")
+
+
 class Operator(NamedTuple):
-    """Static properties of an operator; ``traffic`` is None if it returns a view."""
+    """Static properties of an operator; ``traffic`` is None if it returns a view.
+
+    ``is_composite``: it has no kernel of its own, and runs others.
+    """
 
     name: str
     formula: "Formula | None"
@@ -119,6 +125,8 @@ def describe(func: Any) -> Operator:
         formula is None
         and torch._C._dispatch_has_kernel(name)
         and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        # With one, e.g. aten::silu_backward, the composite rounds otherwise.
+        and not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, each) for each in _BACKENDS)
     )
     heavy = formula is None and traffic is not None and is_uncounted(packet)
     return Operator(name_of(packet), formula, traffic, heavy, is_composite)

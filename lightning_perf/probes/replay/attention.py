@@ -10,7 +10,9 @@ from .functions import Bound, Work, function_of
 from .products import transposed
 
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
-_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
+_FALLBACK_SOFTMAX = "aten::_safe_softmax"
+"""Only ``scaled_dot_product_attention`` calls it, where it has no fused kernel: on a CPU, because of dropout."""
+_SOFTMAX = ("aten::_softmax", _FALLBACK_SOFTMAX)
 _COPIES = ("aten::_to_copy", "aten::clone")
 _MAX_BETWEEN = 8
 _DROPOUT_P = 0.1
@@ -40,7 +42,7 @@ def _work_ending_in(last: Call, log: CallLog) -> list[Work]:
     given = [_before_copy(spec, log, heads) for spec in (query, key, values)]
     (query, key, values), copies = [spec for spec, _ in given], [call for _, call in given if call is not None]
     named: dict[str, Any] = {"attn_mask": _mask(before, scores, query.dtype, heads)}
-    if any(call.name not in _COPIES for call in between):
+    if softmax.name != _FALLBACK_SOFTMAX and any(call.name not in _COPIES for call in between):
         named["dropout_p"] = _DROPOUT_P
     fused: Bound = torch.nn.functional.scaled_dot_product_attention, (query, transposed(key), values), named
     calls = (last, *copies, *after, *before)

@@ -161,6 +161,7 @@ def _attentions(tracers: list[OperatorTracer], device: str) -> tuple[AttentionCa
                 cost_s=sum(s for s, _ in spent) / n if is_host else None,
                 share=min(1.0, sum(s / step_s for s, step_s in spent) / n) if is_host else None,
                 via=first.via,
+                fallback=first.fallback,
                 **place.fields(),
             )
         )

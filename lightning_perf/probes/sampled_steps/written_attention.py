@@ -8,16 +8,22 @@ import torch
 from .code_lines import SourceLine, StackView
 
 _PRODUCTS = frozenset({"bmm", "baddbmm"})
-_SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+_FALLBACK_SOFTMAX = "_safe_softmax"  # only scaled_dot_product_attention calls it, without a fused kernel
+_SOFTMAX = frozenset({"_softmax", _FALLBACK_SOFTMAX})
+_DROPOUT = "bernoulli"  # as `dropout` calls it on a CPU
 
 
 @dataclass(slots=True)
 class Attention:
-    """Attention written out on one line: the size of its scores, torch's function around it, calls and time."""
+    """Attention written out on one line: the size of its scores, torch's function around it, calls and time.
+
+    ``fallback`` says why it is ``scaled_dot_product_attention`` without a fused kernel, as in ``AttentionCall``.
+    """
 
     rows: int
     columns: int
     via: str
+    fallback: str = ""
     n: int = 0
     ns: int = 0
 
@@ -32,6 +38,7 @@ class AttentionMatcher:
         self._scores: tuple[int, int, int] | None = None  # numel, rows, columns
         # SourceLine and caller of the last softmax over scores; no frame, which would keep its variables alive.
         self._after_softmax: tuple[SourceLine, str, int, int, int] | None = None
+        self._fallback = ""  # of the attention with that softmax
 
     def follow(self, stack: StackView, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
         """Match products and softmax over the same scores; in backward, add the time of operators of their size."""
@@ -43,7 +50,7 @@ class AttentionMatcher:
             after = self._after_softmax
             if after is not None and _numel(args[-2 if name == "bmm" else 1]) == after[2]:
                 place, via, _, rows, columns = after
-                attention = self.found.setdefault(place, Attention(rows, columns, via))
+                attention = self.found.setdefault(place, Attention(rows, columns, via, self._fallback))
                 attention.n += 1
                 attention.ns += self._product_ns + ns
                 self._backward_ns.setdefault((rows, columns), 0)
@@ -55,9 +62,12 @@ class AttentionMatcher:
             return
         if _numel(out) == self._scores[0]:
             self._product_ns += ns
+            if name == _DROPOUT and self._fallback:
+                self._fallback = "dropout"
         if name in _SOFTMAX and out.numel() == self._scores[0] and out.shape[-1] == self._scores[2]:
             via = next((f for file, f in stack.via if file == "functional.py" and "attention" in f), "")
             self._after_softmax = (stack.place, via, *self._scores)
+            self._fallback = "inputs" if name == _FALLBACK_SOFTMAX else ""
 
     def _follow_backward(self, args: Any, out: Any, ns: int) -> None:
         shapes = {

@@ -10,6 +10,13 @@ from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place, place_of, site_of
 
+_FUSED = "scaled_dot_product_attention"
+_NO_DROPOUT = """\
+for module in self.modules():  # at the end of __init__
+    if isinstance(module, torch.nn.MultiheadAttention):
+        module.dropout = 0.0
+"""
+
 
 @replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
 def check(session: Session) -> Diagnosis | None:
@@ -82,15 +89,18 @@ def _prescription(function: str, call: AttentionCall | None = None) -> Prescript
         return fix("switch the model to sdpa", "one line", "numerics", treatment="fused-attention", code=code)
     code = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)"
     summary = "use torch's scaled_dot_product_attention"
-    if call is not None and call.via:
+    if call is not None and call.fallback == "dropout":
+        summary = f"set the dropout of attention to 0: with it, {_FUSED} has no fused kernel on a CPU"
+        return fix(summary, "minutes", "semantics", code=_NO_DROPOUT if call.via else "")
+    if call is not None and (call.fallback or _FUSED in call.code):
+        code = ""
+        summary = (
+            f"use inputs for which {_FUSED} has a fused kernel: four dimensions, a mask that it supports, and on a CPU "
+            "dropout_p=0; here it falls back to matrix multiplications"
+        )
+    elif call is not None and call.via:
         summary = "pass need_weights=False where the attention weights are not used: torch then runs fused attention"
         code = "out, _ = attention(q, k, v, need_weights=False)"
         if call.code:
             code += f"  # now, at {site_of(call.file, call.line)}: {call.code}"
-    elif call is not None and "scaled_dot_product_attention" in call.code:
-        code = ""
-        summary = (
-            "use inputs for which scaled_dot_product_attention has a fused kernel: four dimensions, a mask that it "
-            "supports, and on a CPU dropout_p=0; here it falls back to matrix multiplications"
-        )
     return fix(summary, "minutes", "numerics", code=code)

@@ -1,5 +1,7 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
+import re
+
 from lightning_perf.records import Finding, Prescription, Recompile, Session
 from lightning_perf.rules.findings import (
     fact,
@@ -66,12 +68,13 @@ def check(session: Session) -> Finding | None:
     )
 
 
-_DYNAMIC = fix(
-    "mark the dimension that changes as dynamic, or pad batches to a few sizes",
+_SIZES = re.compile(r"size mismatch at index (\d+)\. expected (\d+), actual (\d+)")
+_NOT_ONE = fix(
+    "avoid the size 1, for which torch always compiles again: use a batch size that leaves no batch of 1",
     "minutes",
-    code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
+    "semantics",
+    code="DataLoader(..., drop_last=True)  # or another batch_size",
 )
-
 
 _STEADY = fix(
     "keep what the guard checks the same in all steps",
@@ -95,7 +98,19 @@ def _prescriptions(worst: Recompile, is_only: bool) -> tuple[Prescription, ...]:
     is_of_shape = not worst.reason or any(
         word in worst.reason for word in ("size mismatch", "stride mismatch", ".size()", ".stride()", ".shape")
     )
-    return (_DYNAMIC if is_of_shape else _STEADY, *((_exclude(worst),) if is_only else ()))
+    return (_for_sizes(worst.reason) if is_of_shape else _STEADY, *((_exclude(worst),) if is_only else ()))
+
+
+def _for_sizes(reason: str) -> Prescription:
+    """Return what avoids compiling for each size."""
+    sizes = _SIZES.search(reason)
+    dimension = int(sizes[1]) if sizes is not None else 1
+    if sizes is not None and dimension == 0 and "1" in sizes.groups()[1:]:
+        return _NOT_ONE
+    code = (
+        f"torch._dynamo.mark_dynamic(batch, {dimension})  # before the model is called; or torch.compile(dynamic=True)"
+    )
+    return fix("mark the dimension that changes as dynamic, or pad batches to a few sizes", "minutes", code=code)
 
 
 def _exclude(only: Recompile) -> Prescription:

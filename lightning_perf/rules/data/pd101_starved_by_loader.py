@@ -58,7 +58,8 @@ def check(session: Session) -> Finding | None:
         made = f"{duration(mean_s)} on average, {made} in most steps"
     summary = f"{waiting}. Making a batch takes {made}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
-        cheap = fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes")
+        whole = "yield whole batches (batch_size=None)" if loader.is_iterable else "fetch whole batches by index"
+        cheap = fix(f"{whole} instead of sample by sample, or use larger batches", "minutes")
         return make_finding(
             "info",
             f"{summary} Fetching a batch from a worker process takes longer{' than most' if is_uneven else ''}, so "

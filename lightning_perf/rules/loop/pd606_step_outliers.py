@@ -19,6 +19,8 @@ def check(session: Session) -> Finding | None:
     if steady.device is not None and outliers.threshold_s < steady.device.step_s.p50:
         raise Skip("slow steps of the host take no longer than the device's: at first, the host ran ahead of it")
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
+    if phase == "optimizer" and phase in steady.phases and steady.phases[phase].p50_s == 0.0:
+        return None  # it runs in few steps: gradients are accumulated in the others
     worst = outliers.worst[0] if outliers.worst else None
     queueing = _queueing_share(session)
     # Waiting for a core is caused by other programs. All of it is attributed to the slow steps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -467,3 +468,40 @@ def test_tensors_of_uneven_length_are_computed_as_without_counting(is_inference:
         assert torch.equal(computed(), expected)
     assert not counter.failure
     assert counter.profile("cpu").forward_flops == 2 * 6 * 4 * 3
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    **{name: getattr(nn, name) for name in ("ELU", "GELU", "GLU", "Hardswish", "LogSigmoid", "Mish", "PReLU", "RReLU")},
+    **{name: getattr(nn, name) for name in ("SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh")},
+    "BatchNorm2d": lambda: nn.BatchNorm2d(16),
+    "ChannelShuffle": lambda: nn.ChannelShuffle(4),
+    "Conv2d": lambda: nn.Conv2d(16, 8, 3, groups=2),
+    "GroupNorm": lambda: nn.GroupNorm(4, 16),
+    "InstanceNorm2d": lambda: nn.InstanceNorm2d(16, affine=True),
+    "LPPool2d": lambda: nn.LPPool2d(2, 2),
+    "LayerNorm": lambda: nn.LayerNorm(12),
+    "Linear": lambda: nn.Linear(12, 7),
+    "LogSoftmax": lambda: nn.LogSoftmax(1),
+    "RMSNorm": lambda: nn.RMSNorm(12),
+    "Upsample": lambda: nn.Upsample(scale_factor=1.5, mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_have_the_same_bits_when_counted(name: str, is_inference: bool) -> None:
+    def results(counter: ArithmeticCounter | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layer, x = LAYERS[name](), (3 * torch.randn(4, 16, 12, 12)).requires_grad_()
+        with counter or contextlib.nullcontext(), torch.inference_mode(is_inference):
+            out = layer(x)
+            if is_inference:
+                return [out]
+            out.square().sum().backward()
+        return [out, *(each.grad for each in (x, *layer.parameters()) if each.grad is not None)]
+
+    counter = ArithmeticCounter(nn.Linear(1, 1))
+    plain, watched = results(None), results(counter)
+    assert counter.failure == ""
+    assert len(plain) == len(watched)
+    assert all(map(torch.equal, plain, watched))

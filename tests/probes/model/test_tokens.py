@@ -84,6 +84,9 @@ def geometric(n: int) -> Any:
         (geometric(7), 7, None),
         (SimpleNamespace(ptr=torch.arange(4)), 3, None),
         (SimpleNamespace(num_graphs=5), 5, None),
+        (SimpleNamespace(_tensordict={"x": IDS}, _batch_size=torch.Size([6, 2])), 6, None),  # as a TensorDict
+        (Record(SimpleNamespace(_batch_size=torch.Size([6]))), 6, None),  # as a tensorclass
+        (SimpleNamespace(_batch_size=torch.Size([])), -1, None),
         (LazyObject(), -1, None),
     ],
 )

@@ -99,6 +99,14 @@ def test_attention_of_torch_is_replaced_when_it_returns_weights():
     assert [spec.shape for spec in work.treated[0][1]] == [(1, 8, 32, 8)] * 3
 
 
+@pytest.mark.needs_torch("2.5")  # an older one calls the usual softmax
+def test_fused_attention_gets_no_dropout_when_dropout_is_why_torchs_function_has_no_kernel():
+    layer = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.1, batch_first=True)
+    (work,) = treated_of("fused-attention", logged(layer, torch.rand(4, 32, 16))).works
+    assert "aten::mul" in [call.name for call in work.calls]
+    assert "dropout_p" not in work.treated[0][2]
+
+
 def test_attention_is_not_found_when_products_are_without_a_softmax():
     class Products(nn.Linear):
         def forward(self, x):

@@ -55,6 +55,26 @@ def test_function_of_torchs_that_wrote_it_out_is_named() -> None:
     assert [attention.via for attention in matcher.found.values()] == ["multi_head_attention_forward"]
 
 
+@pytest.mark.parametrize(
+    ("softmax", "dropout", "fallback"),
+    [
+        ("_softmax", "bernoulli", ""),
+        ("_safe_softmax", "", "inputs"),
+        ("_safe_softmax", "bernoulli", "dropout"),
+    ],
+)
+def test_fallback_of_torchs_function_is_told_from_attention_written_out(softmax, dropout, fallback) -> None:
+    matcher = AttentionMatcher()
+    forward(matcher, stack())  # on the line before; it must not decide
+    line = StackView(SourceLine(USER, "net.py", 8, "forward"), (), (), None)
+    matcher.follow(line, "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
+    matcher.follow(line, softmax, (SCORES, -1, False), SCORES, 1, is_backward=False)
+    if dropout:
+        matcher.follow(line, dropout, (SCORES, 0.9), SCORES, 1, is_backward=False)
+    matcher.follow(line, "bmm", (SCORES, V), Q, 1, is_backward=False)
+    assert [attention.fallback for attention in matcher.found.values()] == ["", fallback]
+
+
 @pytest.mark.parametrize("second", [torch.zeros(2, 6, 4), torch.zeros(1, 6, 5)])
 def test_softmax_alone_is_none_when_the_product_after_it_is_over_something_else(second: torch.Tensor) -> None:
     matcher = AttentionMatcher()

@@ -214,6 +214,12 @@ def recurrent(run: Run) -> None:
     run.trainer().fit(Of(Recurrent()), varied())
 
 
+@kind("activations-and-norms", core=True)
+def activations(run: Run) -> None:
+    layers = [nn.SiLU(), nn.LayerNorm(N_FEATURES), nn.Mish(), nn.Linear(N_FEATURES, N_FEATURES), nn.GELU()]
+    run.trainer().fit(Of(nn.Sequential(nn.Linear(N_FEATURES, N_FEATURES), *layers)), varied())
+
+
 @kind("torchmetrics", core=True)
 def metrics(run: Run) -> None:
     import torchmetrics
