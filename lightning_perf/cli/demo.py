@@ -1,6 +1,7 @@
 """``lightning-perf demo``: a small training with a planted fault, diagnosed."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -55,6 +56,6 @@ def demo(
     named = session.verdict.code
     expected = planted.code or "no finding above info"
     print(f"\nPlanted {fault} ({expected}); the diagnosis says {named or session.verdict.category} first.")
-    print(f"The session is in {out_dir}: lightning-perf report {out_dir}")
+    print(f"To show this report again:\nlightning-perf report {shlex.quote(str(out_dir))}")
     if named != planted.code or (planted.code is None and session.verdict.category != "healthy"):
         raise typer.Exit(FOUND)

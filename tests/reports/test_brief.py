@@ -592,3 +592,18 @@ def test_path_is_relative_when_the_session_is_below_the_current_folder(
     assert short_path(tmp_path / "logs" / "perf_session.json") == str(Path("logs"))
     assert short_path(tmp_path / "logs" / "perf_session_test.json") == str(Path("logs", "perf_session_test.json"))
     assert short_path(tmp_path.parent / "perf_session.json") == str(tmp_path.parent)
+
+
+def test_path_is_absolute_when_the_program_has_left_the_folder_of_its_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "outputs"
+    inside.mkdir()
+    (tmp_path / "link").symlink_to(inside)
+    monkeypatch.chdir(inside)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert short_path(inside / "logs" / "perf_session.json") == str(inside / "logs")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))
+    assert short_path(inside / "logs" / "perf_session.json") == "logs"
+    monkeypatch.setenv("PWD", str(tmp_path / "gone"))
+    assert short_path(inside / "logs" / "perf_session.json") == str(inside / "logs")
