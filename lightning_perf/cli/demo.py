@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from .output import FOUND, check_choice, check_folder, default_folder
+from .output import FOUND, check_choice, check_folder, default_folder, require_folder
 
 
 class Fault(NamedTuple):
@@ -44,6 +44,8 @@ def demo(
     """
     check_choice("--fault", fault, tuple(FAULTS))
     check_folder(out)
+    out_dir = out or default_folder(f"demo-{fault}")
+    require_folder(out_dir)
     # On shared cores, threads that spin while they wait make a small training many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("Loading torch and lightning ...", flush=True)
@@ -51,7 +53,6 @@ def demo(
 
     planted = FAULTS[fault]
     print(f"Planted: {planted.summary}.", flush=True)
-    out_dir = out or default_folder(f"demo-{fault}")
     session = run_demo(fault, out_dir)
     named = session.verdict.code
     expected = planted.code or "no finding above info"
