@@ -85,7 +85,7 @@ def reduced(session: Session) -> Session:
                 is_preflight=f.is_preflight,
             )
             for f in session.findings
-        ),  # fmt: skip
+        ),
         outcomes=tuple(RuleOutcome(code=each.code, status=each.status) for each in session.outcomes),
         verdict=Verdict(
             category=session.verdict.category,
