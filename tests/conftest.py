@@ -44,6 +44,9 @@ _HISTORIES = tempfile.TemporaryDirectory(prefix="lightning-perf-histories-")
 _NUMBERS = itertools.count()
 os.environ["LIGHTNING_PERF_HISTORY"] = str(Path(_HISTORIES.name, "first.db"))
 
+# Reports show absolute paths to a program that has left the folder of its shell, as tests do that change theirs.
+os.environ.pop("PWD", None)
+
 
 # Python 3.14 starts workers by a server, to which datasets of tests that hold clocks or open files cannot be sent.
 if sys.version_info >= (3, 14):

@@ -1,12 +1,13 @@
 """``lightning-perf demo``: a small training with a planted fault, diagnosed."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from .output import FOUND, check_choice, check_folder, default_folder
+from .output import FOUND, check_choice, check_folder, default_folder, require_folder
 
 
 class Fault(NamedTuple):
@@ -43,6 +44,8 @@ def demo(
     """
     check_choice("--fault", fault, tuple(FAULTS))
     check_folder(out)
+    out_dir = out or default_folder(f"demo-{fault}")
+    require_folder(out_dir)
     # On shared cores, threads that spin while they wait make a small training many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("Loading torch and lightning ...", flush=True)
@@ -50,11 +53,10 @@ def demo(
 
     planted = FAULTS[fault]
     print(f"Planted: {planted.summary}.", flush=True)
-    out_dir = out or default_folder(f"demo-{fault}")
     session = run_demo(fault, out_dir)
     named = session.verdict.code
     expected = planted.code or "no finding above info"
     print(f"\nPlanted {fault} ({expected}); the diagnosis says {named or session.verdict.category} first.")
-    print(f"The session is in {out_dir}: lightning-perf report {out_dir}")
+    print(f"To show this report again:\nlightning-perf report {shlex.quote(str(out_dir))}")
     if named != planted.code or (planted.code is None and session.verdict.category != "healthy"):
         raise typer.Exit(FOUND)

@@ -58,8 +58,8 @@ def history(
             text = f"{count(n_dropped, 'run')} dropped from {found.file}"
             write_stdout(json_text(record) if format_ == "json" else text)
         elif action == "list":
-            rows = found.rows(n)
-            show(_listed(rows, found.file), rows, format_)
+            rows = found.rows()
+            show(_listed(rows, n, found.file), rows[:n], format_)
         elif action == "show":
             from lightning_perf.reports.session_document import session_document
 
@@ -126,7 +126,8 @@ def baseline_sides(name: str, new: Sequence[Source]) -> tuple[list[Source], list
     return [(f"{PREFIX}{one.run.id}", one) for one in runs], [(source, reduced(session)) for source, session in new]
 
 
-def _listed(rows: list[Row], file: Path) -> Document:
+def _listed(rows: list[Row], n: int, file: Path) -> Document:
+    """Return the newest ``n`` rows as a table; changes refer to the earlier rows too."""
     before: dict[str, float] = {}
     cells: Rows = []
     for row in reversed(rows):
@@ -138,8 +139,9 @@ def _listed(rows: list[Row], file: Path) -> Document:
                       (row.commit_id or "")[:7]))  # fmt: skip
     heads = ("run", "started (UTC)", "model", Column("status", 130), Column("steps", 110), "step", "change", "verdict",
              Column("branch", 120), Column("commit", 100))  # fmt: skip
-    facts_of_list = [count(len(rows), "run"), str(file), "change: since the previous run of the same training"]
-    listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(facts_of_list)], is_short=True)
+    n_runs = f"{n} of {count(len(rows), 'run')}" if n < len(rows) else count(len(rows), "run")
+    facts_of_list = [n_runs, str(file), "change: since the previous run of the same training"]
+    listed = section("runs", "", [table(heads, cells[::-1][:n], key="runs"), facts(facts_of_list)], is_short=True)
     return Document(None, (), (listed,), title="History")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,16 @@ def check_folder(out: Path | None) -> None:
         raise ConfigError(f"--out {any_path(out)} is a URL; this command writes to a local folder only")
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is created if it is missing")
+
+
+def require_folder(folder: Path) -> None:
+    """Create a command's output folder; raise ``ConfigError`` if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
 
 
 def check_file(target: str | None, is_forced: bool) -> None:

@@ -1,10 +1,12 @@
 """``lightning-perf trial``: measure recommendations on the user's own command."""
 
 import re
+import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +45,15 @@ def trial(
 
     check_folder(out)
     folder = default_folder("trial") if out is None else out
+    interrupted = INTERRUPTED
+
+    def end_as_by_ctrl_c(number: int, _: Any) -> None:  # by timeout, or by a scheduler before it kills
+        nonlocal interrupted
+        interrupted = 128 + number
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end_as_by_ctrl_c)
     try:
         made = run_trial(
             command, try_, steps=steps, repeats=repeats, semantics=semantics, seed=seed, time_limit_s=time_limit,
@@ -50,7 +61,7 @@ def trial(
         )  # fmt: skip
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupted) from None
     if as_json:
         write_stdout(json_text(made))
     else:
@@ -59,8 +70,8 @@ def trial(
         emit(trial_document(made))
     _write_hparams(folder, made)
     if made.status == "interrupted":
-        print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+        print(f"Interrupted; to go on, give the same command with\n--out {shlex.quote(str(folder))}", file=sys.stderr)
+        raise typer.Exit(interrupted)
 
 
 def _write_hparams(folder: Path, trial: Trial) -> None:

@@ -74,7 +74,16 @@ def reduced(session: Session) -> Session:
         ),
         # Summaries, evidence and recommendations may quote code and paths.
         findings=tuple(
-            Finding(code=f.code, name=f.name, category=f.category, severity=f.severity, summary=f.name, evidence=())
+            Finding(
+                code=f.code,
+                name=f.name,
+                category=f.category,
+                severity=f.severity,
+                summary=f.name,
+                evidence=(),
+                confidence=f.confidence,
+                is_preflight=f.is_preflight,
+            )
             for f in session.findings
         ),
         outcomes=tuple(RuleOutcome(code=each.code, status=each.status) for each in session.outcomes),

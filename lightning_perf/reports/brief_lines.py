@@ -1,7 +1,8 @@
 """Lines of brief reports: their parts, their drawing, and the order in which they are left out."""
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -15,6 +16,11 @@ MAX_LINES = 15
 MAX_WIDTH = 80
 TITLE = "PerfDoctor  "
 _BAR = 30
+_BAR_STYLE = "cyan"
+_GAPS = re.compile(r"(?<=\S) {3,}")
+"""Matches spaces that align columns."""
+
+_LABEL = re.compile(r"PerfDoctor  |\d PD\d+ | +|\w+  +")
 LABEL = 9
 """Width of the words before commands."""
 
@@ -37,7 +43,7 @@ class Line(NamedTuple):
 
 
 class BriefReport:
-    """Draws lines, each cut at the width of the console."""
+    """Draws lines; on a console narrower than they are, bars are cut and other lines wrapped."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.lines = tuple(lines)
@@ -49,9 +55,25 @@ class BriefReport:
             if line.is_command and sum(cell_len(text) for text, _ in segments) > width:
                 del segments[-1]
             shown = Text.assemble(*segments, no_wrap=True, overflow="ignore")
-            if not line.is_command:
+            if line.is_command or shown.cell_len <= width:
+                yield shown
+            elif any(style == _BAR_STYLE for _, style in segments):
                 shown.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
-            yield shown
+                yield shown
+            else:
+                if len(segments) == 4 and segments[3][0]:  # with the code of a rule at the right edge
+                    segments = [segments[0], segments[3], (" ", ""), segments[1]]
+                narrow = [(_GAPS.sub("  ", text), style) for text, style in segments]
+                yield from _hanging(Text.assemble(*narrow), width, console)
+
+
+def _hanging(text: Text, width: int, console: Console) -> Iterator[Text]:
+    """Yield a text as lines; the second and later ones are indented as far as the label of the first."""
+    label = _LABEL.match(text.plain)
+    indent = min(label.end() if label else 0, width // 3)
+    for number, part in enumerate(text[indent:].wrap(console, width - indent, overflow="fold")):
+        part.rstrip()
+        yield Text.assemble(text[:indent] if number == 0 else " " * indent, part, no_wrap=True, overflow="ignore")
 
 
 BLANK = Line((), GAP)
@@ -113,7 +135,7 @@ def command(label: str, text: str, purpose: str = "", drop_order: int = NEEDED) 
 
 def bar(share: float) -> tuple[str, str]:
     """Return a bar by its length, 0…1, and its style; parts of a session file may exceed their whole."""
-    return "█" * max(1, round(_BAR * min(share, 1.0))), "cyan"
+    return "█" * max(1, round(_BAR * min(share, 1.0))), _BAR_STYLE
 
 
 def part_of(n_bytes: int, total_bytes: int | None) -> str:

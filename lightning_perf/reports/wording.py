@@ -216,11 +216,16 @@ def cut(text: str, limit: int) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return a path relative to the current folder if it lies below; other paths, and URLs, as they are."""
+    """Return a path relative to the current folder if it lies below; other paths, and URLs, as they are.
+
+    If the program has changed its folder, the path is absolute: the reader's shell is still in ``PWD``.
+    """
     if "://" in path:
         return path
     try:
         below = os.path.relpath(path)
+        if not os.path.samefile(os.environ.get("PWD") or os.curdir, os.curdir):
+            return os.path.abspath(path)
     except (OSError, ValueError):  # no current folder, or another drive
         return path
     return path if below.startswith("..") else below

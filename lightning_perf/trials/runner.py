@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -212,9 +213,25 @@ def check_command(command: Sequence[str]) -> None:
         )
 
 
+def _has_input() -> bool:
+    """Return whether a file or a pipe with content is the standard input of this process."""
+    try:
+        import fcntl
+        import termios
+
+        status = os.fstat(0)
+        if stat.S_ISFIFO(status.st_mode):
+            return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+        return stat.S_ISREG(status.st_mode) and status.st_size > 0
+    except (ImportError, OSError):
+        return False
+
+
 def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
     """Return why a command could not be measured."""
     reason = ended.failure
     if "EOFError" in reason:
         reason += " (it reads input, of which there is none: pass the values as arguments)"
+    elif ended.result is None and _has_input():
+        reason += " (runs do not get the input of this command: let the script read a file instead)"
     return f"{what} could not be measured ({' '.join(command)}): {reason}"

@@ -124,6 +124,10 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
     """Diagnose the baseline and plan the trial."""
     memory = options.memory_limit_bytes or int(free_bytes() * MEMORY_SHARE)
     pilot = folder / PILOT_FOLDER
+    try:
+        pilot.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrialError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     job = Job(
         mode="trial",
         folder=str(pilot),

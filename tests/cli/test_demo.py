@@ -90,3 +90,13 @@ def test_demo_refuses_a_file_as_its_folder(tmp_path):
 
     assert done.returncode == 2
     assert file.read_text() == "mine"
+
+
+def test_demo_says_where_it_cannot_write_before_it_trains(tmp_path):
+    (tmp_path / "file").write_text("mine")
+
+    done = run_demo("--out", str(tmp_path / "file" / "demo"))
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].endswith("file/demo: Not a directory; choose another --out")

@@ -40,6 +40,10 @@ def test_list_shows_runs_with_their_change(monkeypatch: pytest.MonkeyPatch, caps
     assert "%" not in lines[7]
     assert call(monkeypatch, "history", "list", "-n", 2, "--format", "json") == 0
     assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["slow9", "run4"]
+    assert call(monkeypatch, "history", "list", "-n", 1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "%" in lines[3]  # since a run that is not listed
+    assert lines[4].startswith("1 of 5 runs")
 
 
 @pytest.mark.usefixtures("recorded")

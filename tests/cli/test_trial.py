@@ -68,6 +68,7 @@ def test_failures_are_reported_and_files_of_the_user_do_not_change(tmp_path: Pat
         (["--try", "no-such", "--", "true"], "is not a treatment"),
         (["--memory-limit", "lots", "--", "true"], "expected a size such as 8G"),
         (["--", "python", "-E", "train.py"], "ignore PYTHONPATH"),
+        (["--out", "/proc/none/trial", "--", "true"], "cannot write to /proc/none/trial: "),
     ],
 )
 def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], expected: str) -> None:
@@ -94,15 +95,18 @@ def test_size_is_refused_when_it_is_none(text: str) -> None:
         _checked_bytes(text)
 
 
-def test_interrupt_during_the_diagnosis_ends_the_training_and_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_during_the_diagnosis_ends_the_training_and_is_reported(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)")
     command = [sys.executable, "-m", "lightning_perf", "trial", "--out", "out", "--", sys.executable, "train.py"]
     going = subprocess.Popen(command, cwd=tmp_path, env=scripts.environment(), stderr=subprocess.PIPE, text=True)
     assert wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     pid = int((tmp_path / "pid").read_text())
-    going.send_signal(signal.SIGINT)
+    going.send_signal(number)
     _, errors = going.communicate(timeout=60)
-    assert going.returncode == 130
+    assert going.returncode == code
     assert "nothing to report" in errors
     assert not is_alive(pid)
 

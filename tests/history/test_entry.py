@@ -87,6 +87,13 @@ def test_texts_of_findings_are_not_kept() -> None:
         assert all(fix.code not in text for fix in finding.prescriptions if fix.code)
 
 
+def test_certainty_of_findings_is_kept() -> None:
+    session = SESSIONS["starved"]()
+    unsure = msgspec.structs.replace(session.findings[0], confidence="low", is_preflight=True)
+    [kept] = reduced(msgspec.structs.replace(session, findings=(unsure,))).findings
+    assert (kept.confidence, kept.is_preflight) == ("low", True)
+
+
 def test_timeline_is_coarse_and_has_the_same_mean() -> None:
     blocks = run(1).steady.timeline
     merged = coarsened(blocks)

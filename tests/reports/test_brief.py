@@ -174,12 +174,23 @@ def test_interrupted_run_names_what_interrupted_it() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_brief_report_has_at_most_15_lines_of_80_columns(name: str, width: int) -> None:
     lines = text_of(RUNS[name](), width).splitlines()
-    assert len(lines) <= MAX_LINES
+    assert len(lines) <= MAX_LINES or width < MAX_WIDTH
     assert max(map(len, lines)) <= MAX_WIDTH
     commands = ("measure ", "details ", "explain ")
     to_copy = (*commands, "resume ", "memory  ")  # never cut: a part of a command or path cannot be copied
     assert max(len(line) for line in lines if not line.startswith(to_copy)) <= width
     assert all("lightning-perf" in line for line in lines if line.startswith(commands))
+
+
+@pytest.mark.parametrize("width", [40, 70])
+def test_lines_are_wrapped_but_for_bars_when_the_console_is_narrow(width: int) -> None:
+    def words(columns: int) -> list[str]:
+        lines = [line for line in text_of(starved(), columns).splitlines() if "lightning-perf" not in line]
+        return sorted(" ".join(line for line in lines if "█" not in line).split())
+
+    assert words(width) == words(80)
+    first = " ".join(text_of(starved(), width).split())
+    assert first.startswith("PerfDoctor PD101 54 % of the time waits for data: set num_workers=2")
 
 
 def test_brief_report_has_three_lines_when_the_run_is_healthy() -> None:
@@ -592,3 +603,18 @@ def test_path_is_relative_when_the_session_is_below_the_current_folder(
     assert short_path(tmp_path / "logs" / "perf_session.json") == str(Path("logs"))
     assert short_path(tmp_path / "logs" / "perf_session_test.json") == str(Path("logs", "perf_session_test.json"))
     assert short_path(tmp_path.parent / "perf_session.json") == str(tmp_path.parent)
+
+
+def test_path_is_absolute_when_the_program_has_left_the_folder_of_its_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "outputs"
+    inside.mkdir()
+    (tmp_path / "link").symlink_to(inside)
+    monkeypatch.chdir(inside)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert short_path(inside / "logs" / "perf_session.json") == str(inside / "logs")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))
+    assert short_path(inside / "logs" / "perf_session.json") == "logs"
+    monkeypatch.setenv("PWD", str(tmp_path / "gone"))
+    assert short_path(inside / "logs" / "perf_session.json") == str(inside / "logs")

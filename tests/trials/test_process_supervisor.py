@@ -169,6 +169,29 @@ def test_error_has_the_output_when_nothing_was_measured(work: Path, code: str, t
     assert told in explain(command, ended)
 
 
+@pytest.mark.parametrize(("given", "is_told"), [("1 2\n", True), ("", False)])
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_error_says_that_runs_get_no_input_when_there_is_some(
+    work: Path, given: str, is_told: bool, is_pipe: bool
+) -> None:
+    file = work / "rows.txt"
+    file.write_text(given)
+    reading, writing = os.pipe() if is_pipe else (os.open(file, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
+    os.write(writing, given.encode())
+    os.close(writing)
+    kept = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        command = [sys.executable, "-c", "import sys; print(sys.stdin.readlines()[0])"]
+        reason = explain(command, run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60))
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reading)
+    assert "IndexError" in reason
+    assert ("do not get the input of this command" in reason) is is_told
+
+
 def test_measured_command_does_not_wait_for_leftover_processes(work: Path) -> None:
     leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     measured = leaves + "open('job/result.json', 'w').write('{\"status\": \"ok\"}')"

@@ -107,7 +107,8 @@ class Page:
         grid.add_column(overflow="fold")
         grid.add_row(self._text(finding.severity, SEVERITY_STYLES[finding.severity]), heading)
         yield Constrain(grid, self._width)
-        yield Constrain(Padding(self._text(finding.summary), (0, 0, 0, _INDENT), expand=False), self._width)
+        if finding.summary:
+            yield Constrain(Padding(self._text(finding.summary), (0, 0, 0, _INDENT), expand=False), self._width)
         if finding.evidence:
             rows: list[tuple[str, ...]]
             rows = [(name, value.text, f"({basis})" if basis else "") for name, value, basis in finding.evidence]

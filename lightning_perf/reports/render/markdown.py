@@ -75,7 +75,8 @@ def _part(part: doc.AnyPart) -> Iterator[str]:
 
 def _finding(finding: doc.Diagnosis) -> Iterator[str]:
     yield f"*{escape(finding.remarks)}*"
-    yield escape(finding.summary)
+    if finding.summary:
+        yield escape(finding.summary)
     if finding.evidence:
         yield "\n".join(
             f"- {escape(name)}: {escape(value.text)}" + (f" ({escape(basis)})" if basis else "")

@@ -39,7 +39,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
         title=finding_title(finding),
         severity=finding.severity,
         remarks=", ".join(filter(None, remarks)),
-        summary=line(finding.summary, 600),
+        summary="" if finding.summary == finding.name else line(finding.summary, 600),  # the history keeps names only
         evidence=tuple(
             (line(each.metric, 200), Value(quantity(each.value, each.unit), _number(each.value)), evidence_basis(each))
             for each in finding.evidence

@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     shares = {kind: work_share(trace, kind) for kind in MEMORY_BOUND_KINDS}
     kinds = [f"{kind} {percent(share)}" for kind, share in shares.items() if share >= KIND_SHOWN_SHARE]
     diagnosis = Diagnosis(
-        f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. By kind: "
+        f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. Of all kernel time: "
         f"{', '.join(kinds)}",
         (
             fact(
