@@ -121,6 +121,9 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
     """Recommend sharded optimizer states for several ranks with devices that do not shard yet, and smaller states."""
     strategy = (session.settings.trainer.strategy or "").lower()
     is_sharded = any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
+    if is_cpu_run(session):  # which neither 8-bit optimizers nor FSDP run on
+        momentum = "use an optimizer with fewer states, e.g. SGD with momentum or Adafactor: half or less of Adam's"
+        return (fix(momentum, "hours", "semantics", code="torch.optim.Adafactor(self.parameters())"),)
     smaller = fix(
         "use an 8-bit optimizer", "minutes", "numerics", code="bitsandbytes.optim.AdamW8bit(self.parameters())"
     )
@@ -132,7 +135,7 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
         trainer_flags={"strategy": "fsdp"} if is_tight(session) else {},
         code='Trainer(..., strategy="fsdp")',
     )
-    can_shard = session.run.world_size > 1 and not is_sharded and not is_cpu_run(session)  # FSDP needs devices
+    can_shard = session.run.world_size > 1 and not is_sharded
     return (sharded, smaller) if can_shard else (smaller,)
 
 
