@@ -1,11 +1,10 @@
 """Check PerfDoctor's arguments; errors say what was received and what was expected."""
 
-import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.checks import FLAG, Check, checked, checked_number, is_list_of, is_text, is_whole
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.profiler.recording import WindowOptions
 from lightning_perf.probes.telemetry.energy import Rates, carbon_intensity
@@ -23,53 +22,31 @@ CONSOLE = ("brief", "full", "off")
 
 CONSOLE_VARIABLE = "LIGHTNING_PERF_CONSOLE"
 
-
-Check = tuple[Callable[[Any], bool], str]
-"""Whether a value can be used, and what is expected."""
-
-
-def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(is_valid, value))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def whole(least: int) -> Check:
-    return lambda v: _is_whole(v) and v >= least, f"a whole number of at least {least}"
-
-
-FLAG: Check = (lambda v: isinstance(v, bool), "True or False")
 FUNCTION: Check = (lambda v: v is None or callable(v), "a function of a batch, or None")
 PROBE_DATA: Check = (lambda v: isinstance(v, bool) or v == "auto", "True, False or 'auto'")
 AUTOPILOT: Check = (lambda v: v in (None, "exact", "numerics"), "'exact', 'numerics' or None")
 RUN_REPORTS: Check = (
-    lambda v: _is_list_of(v, lambda report: report in KNOWN_REPORTS),
+    lambda v: is_list_of(v, lambda report: report in KNOWN_REPORTS),
     f"a list of some of {', '.join(map(repr, KNOWN_REPORTS))}",
 )
 CODES: Check = (
-    lambda v: v is None or _is_list_of(v, _is_text),
+    lambda v: v is None or is_list_of(v, is_text),
     'a list of rule codes or prefixes, e.g. ["PD1", "PD502"]',
 )
 _CONSOLE: Check = (lambda v: v in CONSOLE, f"one of {', '.join(map(repr, CONSOLE))}")
 _SCHEDULE: Check = (
-    lambda v: _is_list_of(v, lambda n: _is_whole(n) and n >= 0) and len(v) in (3, 4) and v[2] >= 1,
+    lambda v: is_list_of(v, lambda n: is_whole(n) and n >= 0) and len(v) in (3, 4) and v[2] >= 1,
     '"auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)',
 )
-_TREATMENTS: Check = (lambda v: _is_list_of(v, _is_text), 'a list of treatments, e.g. ["loader-workers"]')
+_TREATMENTS: Check = (lambda v: is_list_of(v, is_text), 'a list of treatments, e.g. ["loader-workers"]')
 _STAGES = ("fit", "validate", "test", "predict")
 _PROFILER_OPTIONS: dict[str, Check] = {
     "ranks": (
-        lambda v: v == "all" or (_is_list_of(v, lambda rank: type(rank) is int and rank >= 0) and len(v) > 0),
+        lambda v: v == "all" or (is_list_of(v, lambda rank: type(rank) is int and rank >= 0) and len(v) > 0),
         '"all" or a list of at least one rank',
     ),
     "stages": (
-        lambda v: _is_list_of(v, lambda stage: stage in _STAGES) and len(v) > 0,
+        lambda v: is_list_of(v, lambda stage: stage in _STAGES) and len(v) > 0,
         f"a list of at least one of {', '.join(_STAGES)}",
     ),
     "emit": (lambda v: v in ("kineto", "nsys"), '"kineto" or "nsys"'),
@@ -77,14 +54,6 @@ _PROFILER_OPTIONS: dict[str, Check] = {
     "max_events": (lambda v: type(v) is int and v > 0, "a whole number above 0"),
 }
 """For each option that is not a flag, its check and what it expects."""
-
-
-def checked(name: str, value: Any, check: Check) -> Any:
-    """Return a value that can be used, a list as a tuple."""
-    is_valid, expected = check
-    if not is_valid(value):
-        raise ConfigError(f"{name}={value!r}: expected {expected}")
-    return tuple(value) if isinstance(value, list) else value
 
 
 def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
@@ -157,11 +126,3 @@ def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:
     except ValueError as error:
         raise ConfigError(f"gco2_per_kwh={gco2_per_kwh!r}: {error}") from error
     return Rates(hour_price=price, gco2_per_kwh=gco2, gco2_basis=basis)
-
-
-def checked_number(name: str, value: Any, expected: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{name}={value!r}: expected {expected}")
-    return float(value)

@@ -1,7 +1,6 @@
 """A dataset that keeps its items in memory, as long as loading them again gives the same."""
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
-from .cgroups import free_bytes
+from .cgroups import free_bytes, ranks_on_node
 from .dataset_contents import generator_in, random_states
 from .errors import TreatmentError
 from .interrupts import error_text
@@ -51,7 +50,7 @@ class CachedDataset(Dataset[Any]):
             raise TreatmentError(f"dataset-cache cannot be applied: {refused}")
         ranks = torch.distributed
         n_ranks = ranks.get_world_size() if ranks.is_available() and ranks.is_initialized() else 1
-        n_processes = max(1, loader.num_workers) * int(os.environ.get("LOCAL_WORLD_SIZE") or n_ranks)
+        n_processes = max(1, loader.num_workers) * ranks_on_node(n_ranks)
         limit = MEMORY_SHARE * free_bytes() / n_processes
         vars(self).update(_dataset=dataset, _items={}, _n_bytes=0, _n_hits=0, _is_off=False)
         vars(self).update(_is_strict=is_strict, _n_processes=n_processes, _limit=limit, _attributes=[])

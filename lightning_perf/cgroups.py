@@ -11,11 +11,21 @@ import psutil
 UNLIMITED_BYTES = 2**60
 """cgroup v1 writes "no limit" as the largest multiple of the page size below 2**63; no machine has an exbibyte."""
 
+_MAX_DIGITS = 7
+
 
 def read_usable_cores(root: Path = Path("/")) -> float:
     """Return the number of cores that affinity and cgroup quota let this process use at once, at least 1."""
     quota_cores = read_cpu_quota_cores(root)
     return max(1.0, min(float(len(affine_cores())), math.inf if quota_cores is None else quota_cores))
+
+
+def ranks_on_node(n_ranks: int = 1, n_nodes: int = 1) -> int:
+    """Return the ranks on this node, as torchrun says; where it does not or cannot be right, an even part of all."""
+    numbers = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    given, most = (int(text) if text.isdecimal() and len(text) < _MAX_DIGITS else 0 for text in numbers)
+    is_possible = given >= 1 and (most == 0 or given <= max(most, n_ranks))
+    return given if is_possible else max(1, n_ranks // max(1, n_nodes))
 
 
 def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf import arguments, seams
+from lightning_perf.checks import checked
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.profiler.window import WindowProbe
@@ -87,18 +88,18 @@ class DoctorHooks(UserLoop, Results):
         self.options = checked_options(options, **deprecated)
         self.schedule = arguments.checked_schedule(schedule)
         self.window_options = arguments.checked_window(self.schedule, self.options.profiler)
-        self.reports: tuple[str, ...] = arguments.checked("reports", reports, arguments.RUN_REPORTS)
+        self.reports: tuple[str, ...] = checked("reports", reports, arguments.RUN_REPORTS)
         self.console = arguments.checked_console(console)
         if self.console == "off":
             self.reports = tuple(report for report in self.reports if report != "console")
         self.out_dir = arguments.checked_path(out_dir)
-        self.probe_data: Any = arguments.checked("probe_data", probe_data, arguments.PROBE_DATA)
-        self.select: tuple[str, ...] | None = arguments.checked("select", select, arguments.CODES)
-        self.ignore: tuple[str, ...] | None = arguments.checked("ignore", ignore, arguments.CODES)
+        self.probe_data: Any = checked("probe_data", probe_data, arguments.PROBE_DATA)
+        self.select: tuple[str, ...] | None = checked("select", select, arguments.CODES)
+        self.ignore: tuple[str, ...] | None = checked("ignore", ignore, arguments.CODES)
         check_codes(self.select, self.ignore)
         self.rates = arguments.checked_rates(self.options.price_per_hour, self.options.gco2_per_kwh)
         self.apply = arguments.checked_apply(apply)
-        self.autopilot: Any = arguments.checked("autopilot", autopilot, arguments.AUTOPILOT)
+        self.autopilot: Any = checked("autopilot", autopilot, arguments.AUTOPILOT)
         self._forget()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -163,10 +164,9 @@ class DoctorHooks(UserLoop, Results):
             self._run.finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End a run that failed, after which Lightning calls no ``teardown``."""
+        """End a run that failed or was interrupted, after which Lightning calls no ``teardown``."""
         if self._run is not None:
-            is_asked = isinstance(exception, KeyboardInterrupt) or seams.is_preempted(trainer, exception)
-            self._run.finish("interrupted" if is_asked else "failed", exception)
+            self._run.finish("interrupted" if seams.is_on_purpose(trainer, exception) else "failed", exception)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._run is not None:

@@ -1,7 +1,6 @@
 """A stand-in for the Trainer, for loops that have none: what probes and reports read of a Trainer."""
 
 import math
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import distributed, nn
 
 from lightning_perf import seams
+from lightning_perf.cgroups import ranks_on_node
 
 NO_TRAINER = "a loop of your own has no Trainer"
 _COLLECTIONS = (list, tuple, dict)
@@ -55,7 +55,7 @@ class LoopTrainer:
         rank = distributed.get_rank() if n_ranks > 1 else 0
         self.global_rank = int(getattr(self.strategy, "global_rank", rank))
         self.is_global_zero = self.global_rank == 0
-        self.num_nodes = max(1, self.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
+        self.num_nodes = max(1, self.world_size // ranks_on_node(self.world_size))
         self.num_devices = self.world_size // self.num_nodes
         self.precision = getattr(getattr(self.strategy, "precision", None), "precision", None)
         self.profiler = seams.silent_profiler(doctor)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_perf import arguments
+from lightning_perf import arguments, checks
 from lightning_perf.errors import ConfigError
 
 FREQUENT = ("schedule", "reports", "console", "out_dir", "probe_data", "apply", "autopilot", "select", "ignore")
@@ -74,14 +74,14 @@ class DoctorOptions:
 
     def __post_init__(self) -> None:
         """Check each option."""
-        arguments.checked("every_n_epochs", self.every_n_epochs, arguments.whole(least=1))
-        arguments.checked("module_depth", self.module_depth, arguments.whole(least=0))
+        checks.checked("every_n_epochs", self.every_n_epochs, checks.whole(least=1))
+        checks.checked("module_depth", self.module_depth, checks.whole(least=0))
         for field in dataclasses.fields(self):
             if field.type is bool:
-                arguments.checked(field.name, getattr(self, field.name), arguments.FLAG)
-        arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
-        arguments.checked("batch_size_fn", self.batch_size_fn, arguments.FUNCTION)
-        arguments.checked("tokens_fn", self.tokens_fn, arguments.FUNCTION)
+                checks.checked(field.name, getattr(self, field.name), checks.FLAG)
+        checks.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
+        checks.checked("batch_size_fn", self.batch_size_fn, arguments.FUNCTION)
+        checks.checked("tokens_fn", self.tokens_fn, arguments.FUNCTION)
         arguments.checked_window(None, self.profiler)
         arguments.checked_rates(self.price_per_hour, self.gco2_per_kwh)
 

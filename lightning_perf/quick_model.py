@@ -12,7 +12,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
 
-from lightning_perf.arguments import FLAG, checked, whole
+from lightning_perf.checks import FLAG, checked, whole
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.memory.breakdown import ModelMemory
 from lightning_perf.probes.model import ceilings as ceilings_probe

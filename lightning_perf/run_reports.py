@@ -171,7 +171,7 @@ class RunReports:
         """Report a finished run; ``diagnose`` adds failures of reports, and what follows from them, to a session."""
         begin_s = time.monotonic()
         session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
-        if session.run.status == "interrupted":
+        if session.run.status == "interrupted" and session.run.error != "TrialPruned":  # Optuna's, which is no hurry
             begin_s = begin_s if seams.is_preempted(self._trainer) else time.monotonic()
             self._ends_s = begin_s + _INTERRUPTED_S
         if "upload" in self._active() and self._trainer.is_global_zero and _has_content(session):
@@ -221,12 +221,12 @@ class RunReports:
         return session
 
     def _upload(self, session: Session) -> None:
-        """Upload session and page to the hosted loggers; after an interrupt only the session, which takes less time."""
+        """Upload session and page to the hosted loggers; if the run must end soon, only the session."""
         loggers = [logger for logger in self._trainer.loggers if seams.accepts_any_figure(logger)]
         if not loggers:
             return
         files = {self._session_path(session).name: session.file_content()}
-        if session.run.status != "interrupted":
+        if self._ends_s is None:
             files |= dict([self._report("html", session)])
         for logger in loggers:
             upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from lightning_perf.checks import checked_number
+
 from .output import check_folder, default_folder, write_stdout
 
 
@@ -24,6 +26,7 @@ def data(
     """
     from lightning_perf.trials.data import probe_command
 
+    checked_number("--time", limit, "seconds, at least 5")
     check_folder(out)
     folder = default_folder("data") if out is None else out
     session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))

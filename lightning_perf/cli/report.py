@@ -9,7 +9,7 @@ from lightning_perf.records import Session, load_run
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports import formats
 
-from .output import check_choice, write, write_page
+from .output import check_choice, write, write_error, write_page
 
 FORMATS = ("console", *formats.FORMATS)
 
@@ -45,6 +45,8 @@ def report(
     check_choice("--format", format_, FORMATS)
     if (select or ignore) and not diagnose:
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
+    if full and format_ != "console":
+        write_error(f"--full has no effect on --format {format_}, which is always the full report")
     place = any_path(session)
     loaded = load_run(place)
     if diagnose or _can_compare_ranks_now(loaded):

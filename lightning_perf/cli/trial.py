@@ -16,8 +16,6 @@ from lightning_perf.records import Trial
 from .output import INTERRUPTED, check_folder, default_folder, json_text, write_error, write_stdout
 
 TENSORBOARD_FOLDER = "tensorboard"
-LEAST_MEMORY_BYTES = 64 * 2**20
-"""Smallest value of ``--memory-limit``: importing torch needs more."""
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
@@ -92,6 +90,8 @@ def _write_hparams(folder: Path, trial: Trial) -> None:
 
 
 def _checked_bytes(text: str) -> int:
+    from lightning_perf.trials.python import LEAST_MEMORY_BYTES
+
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--memory-limit {text!r}: expected a size such as 8G or 512M")

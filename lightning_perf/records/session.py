@@ -42,7 +42,8 @@ class Run(Record, frozen=True, kw_only=True):
     Attributes:
         id: Unique, also among the runs in one folder.
         stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``; ``"data"`` of ``lightning-perf data``.
-        status: ``running`` until the end; ``interrupted`` by Ctrl-C; ``failed`` by an exception.
+        status: ``running`` until the end; ``interrupted`` by Ctrl-C, SIGTERM or Optuna's pruning; ``failed`` by an
+            exception.
         started_at: ISO 8601, UTC.
         wall_s: From ``setup`` to the end.
         n_steps: Batches.

@@ -116,7 +116,7 @@ def _cautions(session: Session) -> Iterator[Line]:
         yield Line(((" " * len(TITLE), ""), (f"caution: {text}", "yellow")))
 
 
-_SIGNALS = {"KeyboardInterrupt": "Ctrl-C", "SIGTERMException": "SIGTERM"}
+_SIGNALS = {"KeyboardInterrupt": "Ctrl-C", "SIGTERMException": "SIGTERM", "TrialPruned": "pruned by Optuna"}
 
 
 def _facts(session: Session) -> Line:

@@ -126,12 +126,15 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
     )
     optimizers = session.settings.model.optimizers if session.settings.model is not None else ()
     if any(each.class_name.rpartition(".")[2] == "SparseAdam" for each in optimizers):
-        smaller = fix(  # 8-bit optimizers take no sparse gradients
+        smaller = fix(  # neither 8-bit optimizers nor Adafactor take sparse gradients
             "use Adagrad for the sparse embeddings: it keeps one state per element instead of two",
             "minutes",
             "semantics",
             code="torch.optim.Adagrad(embedding.parameters())",
         )
+    elif is_cpu_run(session):  # which 8-bit optimizers do not run on
+        momentum = "use an optimizer with fewer states, e.g. SGD with momentum or Adafactor: half or less of Adam's"
+        smaller = fix(momentum, "hours", "semantics", code="torch.optim.Adafactor(self.parameters())")
     sharded = fix(
         'set strategy="fsdp": ranks share optimizer states, gradients and weights',
         "minutes",
@@ -140,7 +143,7 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
         trainer_flags={"strategy": "fsdp"} if is_tight(session) else {},
         code='Trainer(..., strategy="fsdp")',
     )
-    can_shard = session.run.world_size > 1 and not is_sharded and not is_cpu_run(session)  # FSDP needs devices
+    can_shard = session.run.world_size > 1 and not is_sharded and not is_cpu_run(session)  # FSDP needs GPUs
     return (sharded, smaller) if can_shard else (smaller,)
 
 

@@ -1,11 +1,12 @@
 """Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
 from .rule import Skip, required
-from .thresholds import MIN_SPAN_S, MIN_STEPS
+from .thresholds import METRIC_EVERY_STEPS, MIN_SPAN_S, MIN_STEPS
 from .wording import number_of
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -45,6 +46,12 @@ def step_counter(session: Session) -> str:
     trainer = session.settings.trainer
     is_each = (trainer.accumulate_grad_batches or 1) == 1 and trainer.is_automatic_optimization is not False
     return "global_step" if is_each else "fit_loop.total_batch_idx"
+
+
+def metric_interval(session: Session) -> int:
+    """Return the steps between two calls of a metric to recommend: values are logged in steps that Lightning writes."""
+    written = session.settings.trainer.log_every_n_steps or METRIC_EVERY_STEPS
+    return next(n for n in count(int(METRIC_EVERY_STEPS)) if written % n == 0 or n % written == 0)
 
 
 def mean_phase_s(stage: StageTimes, name: str) -> float | None:

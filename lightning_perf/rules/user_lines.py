@@ -175,8 +175,8 @@ def is_metric(line: HostLine) -> bool:
 
 
 def is_logging(line: HostLine) -> bool:
-    """Return whether a line spends its time in ``self.log``."""
-    return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
+    """Return whether a line spends its time in ``self.log`` or ``fabric.log``."""
+    return line.call.endswith(("LightningModule.log", "LightningModule.log_dict", "Fabric.log", "Fabric.log_dict"))
 
 
 def lines_computing_what_is_logged(session: Session) -> list[LineTime]:

@@ -27,6 +27,14 @@ _CODE = {
     "use_distributed_sampler": "loader = fabric.setup_dataloaders(loader, use_distributed_sampler={})",
     "limit_train_batches": "for batch in itertools.islice(loader, {}):\n    ...",
 }
+_WORDS = {
+    "self.parameters()": "model.parameters()",
+    "self.total": "total",
+    ", in on_train_epoch_end": ", at the end of the epoch",
+    ", e.g. in on_train_start": "",
+    "  # in configure_optimizers": "  # after the optimizer is made",
+}
+"""What code of a module or a callback is in a loop."""
 _SUMMARY = {
     "check_val_every_n_epoch": "validate every {} epochs",
     "log_every_n_steps": "log every {} steps",
@@ -40,7 +48,7 @@ _SCHEDULED = {"accumulate_grad_batches": "GradientAccumulationScheduler({{0: {}}
 
 def without_trainer(finding: Finding) -> Finding:
     """Return the finding with code for a plain loop instead of Trainer flags, and without treatments to try."""
-    changed = tuple(_without_hook(_changed(prescription, _CODE)) for prescription in finding.prescriptions)
+    changed = tuple(_of_loop(_changed(prescription, _CODE)) for prescription in finding.prescriptions)
     summary = finding.summary.replace(how_to_measure(finding.prescriptions), how_to_measure(changed))
     return msgspec.structs.replace(finding, summary=summary, prescriptions=changed)
 
@@ -59,8 +67,10 @@ def without_refused_flags(finding: Finding, trainer: TrainerSettings) -> Finding
     return msgspec.structs.replace(finding, prescriptions=tuple(changed))
 
 
-def _without_hook(fix: Prescription) -> Prescription:
+def _of_loop(fix: Prescription) -> Prescription:
     code = _HOOK.sub(lambda hook: "batch = " if hook[1] else "", fix.code)
+    for word, in_loop in _WORDS.items():
+        code = code.replace(word, in_loop)
     return msgspec.structs.replace(fix, code=code)
 
 

@@ -38,6 +38,12 @@ def is_preempted(trainer: Any, error: BaseException | None = None) -> bool:
     return bool(trainer.received_sigterm) or type(error).__name__ == "SIGTERMException"
 
 
+def is_on_purpose(trainer: Any, error: BaseException) -> bool:
+    """Return whether an exception ends a run that did not fail: Ctrl-C, SIGTERM, or a trial that Optuna prunes."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    return isinstance(error, KeyboardInterrupt) or is_preempted(trainer, error) or ("optuna", "TrialPruned") in kinds
+
+
 def is_tuning() -> bool:
     """Return whether Lightning ends a run that only searched for a learning rate or batch size: called in hooks."""
     return type(sys.exc_info()[1]).__name__ == "_TunerExitException"

@@ -29,10 +29,18 @@ def diff(base: Shown, new: Shown) -> Iterator[Section]:
             yield section("verdict", "", [document.verdict, facts(document.facts)], is_short=True)
             yield from (each for each in document.sections if each.parts)
     if base.trace is not None and new.trace is not None:
-        yield section("trace", "Profiler windows", _traces(base.trace, new.trace), is_short=base.is_trace_only)
+        names = (f"{side}: {_trace_label(one)}" for side, one in (("base", base), ("new", new)))
+        chosen = facts(names, "traces")
+        parts = [chosen, *_traces(base.trace, new.trace)]
+        yield section("trace", "Profiler windows", parts, is_short=base.is_trace_only)
     elif base.is_trace_only or new.is_trace_only:
         text = "One run is only a trace and the other has no profiler window: nothing to compare."
         yield section("trace", "", [note(text)], is_short=True)
+
+
+def _trace_label(shown: Shown) -> str:
+    texts = (shown.label, *shown.traces[shown.chosen : shown.chosen + 1])
+    return ", ".join(wording.line(text, 80) for text in texts)
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:

@@ -1,11 +1,10 @@
 """The base class of treatments: one change to a training, how a user writes it, and how it is applied."""
 
-import os
 import re
 from types import FunctionType
 from typing import Any, ClassVar, Literal
 
-from lightning_perf.cgroups import read_usable_cores
+from lightning_perf.cgroups import ranks_on_node, read_usable_cores
 from lightning_perf.errors import ConfigError, TreatmentError
 from lightning_perf.records import Effort, Prescription, Safety, Session
 from lightning_perf.seams import Undos, calls_clip_gradients
@@ -187,4 +186,4 @@ def whole_cores_per_rank(session: Session | None) -> int:
     """Return the whole CPU cores per rank, at least 1, of the session's machine or of this process."""
     if session is not None:
         return max(1, int(session.machine.usable_cores / max(session.machine.local_world_size, 1)))
-    return max(1, int(read_usable_cores() / int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)))
+    return max(1, int(read_usable_cores() / ranks_on_node()))

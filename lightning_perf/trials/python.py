@@ -7,11 +7,19 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.checks import FLAG, Check, checked, checked_number, is_list_of, is_text, is_whole, whole
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.trial import SEED, Options, run_trial
+
+LEAST_MEMORY_BYTES = 64 * 2**20
+"""Smallest limit of memory: importing torch needs more."""
+LEAST_TIME_S = 1.0
+"""Smallest limit of time."""
+_SEED: Check = (lambda v: is_whole(v) and -(2**63) <= v < 2**63, "a whole number of at most 64 bits")  # torch's range
+_TREATMENTS: Check = (lambda v: is_text(v) or is_list_of(v, is_text), 'treatments, e.g. ["loader-workers=4"]')
 
 
 def trial(
@@ -54,7 +62,7 @@ def trial(
         The trial, after Ctrl-C with the runs until then. ``print`` it, or end a notebook's cell with it.
 
     Raises:
-        ConfigError: The arguments do not fit together.
+        ConfigError: An argument cannot be used as given, or the arguments do not fit together.
         TrialError: There is nothing to measure.
         KeyboardInterrupt: After Ctrl-C before the training was diagnosed.
     """
@@ -71,16 +79,16 @@ def trial(
 
         execute = InProcess(command if callable(command) else lambda: _fit(*factories))
     words = shlex.split(command) if isinstance(command, str) else command if is_command else (_name(command),)
-    names = treatments if isinstance(treatments, str) else ",".join(treatments)
+    names = treatments if isinstance(treatments, str) else ",".join(checked("treatments", treatments, _TREATMENTS))
     options = Options(
         command=tuple(map(fspath, words)),  # type: ignore[arg-type]
         tries=tuple(dict.fromkeys(parse(one).text for one in names.split(",") if one.strip())),
-        steps=steps,
-        repeats=repeats,
-        semantics=semantics,
-        time_limit_s=time_limit_s,
-        memory_limit_bytes=memory_limit_bytes,
-        seed=seed,
+        steps=checked("steps", steps, whole(least=1, or_none=True)),
+        repeats=checked("repeats", repeats, whole(least=1)),
+        semantics=checked("semantics", semantics, FLAG),
+        time_limit_s=checked_number("time_limit_s", time_limit_s, "seconds, at least 1, or None", LEAST_TIME_S),
+        memory_limit_bytes=checked("memory_limit_bytes", memory_limit_bytes, whole(LEAST_MEMORY_BYTES, or_none=True)),
+        seed=checked("seed", seed, _SEED),
     )
     folder = Path(out_dir) if out_dir is not None else Path("perf_logs") / f"trial-{time.strftime('%Y%m%d-%H%M%S')}"
     with Progress(folder, is_quiet=not progress) as shown:

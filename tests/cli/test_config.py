@@ -40,7 +40,7 @@ RECOMMENDED = {
     ),
     "PD602": fix("async-checkpoint"),
     "PD702": fix("ddp-static-graph"),
-    "PD703": fix("ddp-find-unused-off", trainer_flags={"strategy": "ddp"}),
+    "PD703": fix("ddp-find-unused-off"),
 }
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_bisect_compares_two_runs_or_sessions(tmp_path: Path, monkeypatch: pytes
         assert found["trial"] == f"lightning-perf trial --try loader-workers={workers} -- python fit.py"
         assert found["suspects"][0]["name"] == "num_workers"
         assert found["comparison"]["times"][0]["name"] == "step"
+
+
+@pytest.mark.usefixtures("recorded")
+def test_bisect_names_settings_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    torch = {"is_cudnn_benchmark_on": True, "n_threads": 3}
+    saved = run(1, loader={"num_workers": 2}, torch=torch).save(tmp_path / "good")
+    assert call(monkeypatch, "bisect", str(saved), "slow9", "--format", "markdown") == 0
+    table = capsys.readouterr().out.partition("What changed")[2].partition("##")[0]
+    assert "cudnn benchmark yes → " in table
+    assert "threads 3 → " in table
+    assert "num\\_workers 2 → 4" in table
+    assert not re.search(r"\b(is|n|has)\\?_", table)
 
 
 @pytest.mark.usefixtures("recorded")

@@ -226,3 +226,5 @@ def test_report_is_brief_unless_full_is_asked_for(
     assert "--full" in brief
     assert call(monkeypatch, "report", saved, "--full") == 0
     assert capsys.readouterr().out == to_text(session_document(starved(), place=str(saved)))
+    assert call(monkeypatch, "report", saved, "--full", "--format", "markdown") == 0
+    assert "--full has no effect on --format markdown" in capsys.readouterr().err

@@ -67,6 +67,7 @@ def test_failures_are_reported_and_files_of_the_user_do_not_change(tmp_path: Pat
         (["--", sys.executable, "-c", "print('one'); raise SystemExit(4)"], "it exited with 4: one"),
         (["--try", "no-such", "--", "true"], "is not a treatment"),
         (["--memory-limit", "lots", "--", "true"], "expected a size such as 8G"),
+        (["--time-limit", "inf", "--", "true"], "inf: expected seconds, at least 1"),
         (["--", "python", "-E", "train.py"], "ignore PYTHONPATH"),
         (["--out", "/proc/none/trial", "--", "true"], "cannot write to /proc/none/trial: "),
     ],

@@ -66,7 +66,7 @@ def with_validation(session: Session) -> Session:
 def test_a_loader_that_only_one_run_has_is_one_change() -> None:
     found = changes(run(1), with_validation(run(2)))
     assert [(each.name, each.base, each.new) for each in found] == [("val dataset_class", None, "Images")]
-    assert [str(each) for each in ranked([with_validation(run(1))], [run(2)])] == ["val dataset_class Images → None"]
+    assert [str(each) for each in ranked([with_validation(run(1))], [run(2)])] == ["val dataset class Images → None"]
 
 
 def test_settings_are_named_after_fields_of_the_session() -> None:

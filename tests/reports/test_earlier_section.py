@@ -52,7 +52,7 @@ def test_section_without_news_says_how_much_slower_the_machine_makes_it(machine:
 
 def test_only_commits_are_abbreviated() -> None:
     assert change_text("commit", "a" * 40, None) == "commit aaaaaaa → none"
-    assert change_text("dataset_class", "D" * 40, "Images") == f"dataset_class {'D' * 40} → Images"
+    assert change_text("dataset_class", "D" * 40, "Images") == f"dataset class {'D' * 40} → Images"
 
 
 def test_there_is_no_section_without_earlier_runs() -> None:

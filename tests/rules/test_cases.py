@@ -248,7 +248,9 @@ def test_preflight_confidence_is_likely_when_only_settings_are_known(code, sick,
 def test_preflight_does_not_say_that_no_parameter_was_unused() -> None:
     settings = {"trainer": {"find_unused_parameters": True}}
     (finding,) = preflight(build_session({"run": {"world_size": 2}, "settings": settings, "steady": None}))
-    assert finding.prescriptions[0].summary == 'set strategy="ddp" if every parameter gets a gradient in each step'
+    assert finding.prescriptions[0].summary == (
+        "set find_unused_parameters=False on DDP if every parameter gets a gradient in each step"
+    )
 
 
 def test_preflight_reports_no_workers_when_there_is_one_epoch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,48 @@ def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:
         (
             "PD706",
             "fires when memory is nearly full",
-            "Fabric(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
+            "Fabric(..., strategy=DDPStrategy(..., gradient_as_bucket_view=True))",
         ),
         ("PD904", "fires above the threshold", ""),
+        ("PD204", "fires when results are copied to the host in the step", "  # .cpu() once, at the end of the epoch"),
+        ("PD308", "fires at the threshold", "(model.parameters(), ..., fused=True)"),
+        (
+            "PD323",
+            "recommends to freeze all when one module has less than nearly all of them",
+            "for parameter in model.parameters():",
+        ),
+        ("PD405", "lets Lightning reset a metric whose state grows", "self.train_ap.reset()  # after each epoch"),
     ],
 )
 def test_code_is_that_of_a_loop_when_there_is_no_trainer(code: str, case: str, expected: str) -> None:
     (session,) = (one["session"] for one in load_cases(CASES / f"{code}.yml") if one["name"] == case)
     finding = finding_of(code, {**session, "run": {**session.get("run", {}), "has_trainer": False}})
     assert [fix for fix in finding.prescriptions if expected in fix.code]
-    assert not [fix for fix in finding.prescriptions if "rainer" in fix.code or "log_every_n" in fix.summary]
+    texts = [finding.summary, *(text for fix in finding.prescriptions for text in (fix.summary, fix.code))]
+    words = re.compile(r"rainer|log_every_n|\bon_[a-z_]+_(start|end)\b|configure_|self\.(log|parameters)\b|Lightning")
+    assert not [text for text in texts if words.search(text)]
+
+
+def test_logging_is_fabrics_when_there_is_no_trainer() -> None:
+    logger = {"name": "CSV", "kind": "logger", "hook": "log_metrics", "phase": "logging", "total_s": 1, "n_calls": 1000}
+    finding = finding_of(
+        "PD502",
+        {
+            **LOOP,
+            "shares": {"logging": 0.3},
+            "settings": {"trainer": {"log_every_n_steps": None, "loggers": ["CSVLogger"]}},
+            "steady": {"named": [{**logger, "share": 0.25}]},
+        },
+    )
+    assert finding.prescriptions[0].summary == "call fabric.log_dict every 50 steps"
+    assert "self" not in finding.prescriptions[0].code
+    assert "log_every_n_steps" not in [evidence.metric for evidence in finding.evidence]
+
+
+def test_reads_of_a_trainer_are_not_claimed_when_there_is_none() -> None:
+    case = next(one for one in load_cases(CASES / "PD707.yml") if one["expect"] == "finding")["session"]
+    session = build_session({**case, "run": {**case["run"], "has_trainer": False}})
+    assert "PD707" not in [finding.code for finding in diagnose(session).findings]
 
 
 @pytest.mark.parametrize(

@@ -461,6 +461,8 @@ def test_diff_of_two_traces_matches_operators(tab: Open, tmp_path: Path) -> None
     assert dict(zip(columns["operator"], zip(columns["base"], columns["new"], strict=True), strict=True)) == {
         "aten::op0": (0.05, 0.05), "aten::op1": (0.05, 0.05), "aten::op2": (None, 0.05)
     }  # fmt: skip
+    texts = [block["items"] for block in blocks if block["type"] == "facts"]
+    assert texts == [["base: a (traces), h.1.pt.trace.json", "new: b (traces), h.1.pt.trace.json"]]
 
 
 def test_diff_has_a_note_when_both_runs_are_the_same(tab: Open, tmp_path: Path) -> None:

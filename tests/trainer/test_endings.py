@@ -138,6 +138,17 @@ def test_session_is_interrupted_when_the_user_presses_ctrl_c(make_trainer: Make)
     assert doctor.session.run.n_steps == 5
 
 
+def test_session_is_interrupted_when_optuna_prunes_the_trial(make_trainer: Make, capsys: Any) -> None:
+    class Pruned(FailsInStep):
+        error = type("Mine", (type("TrialPruned", (Exception,), {"__module__": "optuna.exceptions"}),), {})
+
+    doctor = PerfDoctor()
+    with pytest.raises(Pruned.error):
+        make_trainer(doctor).fit(Pruned(), loader())
+    assert doctor.session.run.status == "interrupted"
+    assert doctor.session.run.n_steps == 5
+
+
 def test_trainer_can_train_again_when_the_last_run_failed(make_trainer: Make) -> None:
     doctor = PerfDoctor()
     trainer = make_trainer(doctor)

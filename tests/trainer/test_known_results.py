@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional as F
@@ -183,6 +184,24 @@ def test_results_that_are_only_logged_are_recorded_with_their_line(make_trainer:
     first = Measured.training_step.__code__.co_firstlineno
     assert found.site == f"{Path(__file__).name}:{first + 3}"
     assert found.n_operators == 7  # three layers, tanh, the minus sign, absolute value and mean
+
+
+@pytest.mark.parametrize("log", [Fabric.log, lambda fabric, *item: fabric.log_dict(dict([item]))])
+def test_results_that_are_only_logged_by_fabric_are_recorded(log: Any) -> None:
+    doctor = PerfDoctor(reports=(), ceilings=False)
+    fabric = Fabric(accelerator="cpu", devices=1, callbacks=doctor)
+    head = Head().head
+    model, optimizer = fabric.setup(head, torch.optim.SGD(head.parameters(), 0.1))
+    doctor.watch(model, optimizer)
+    for _ in range(4):
+        for (batch,) in doctor.steps(DataLoader(TensorDataset(torch.randn(N, WIDTH)), batch_size=4)):
+            with torch.no_grad():
+                log(fabric, "error", model(-batch).abs().mean())
+            fabric.backward(F.mse_loss(model(batch), batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    doctor.close()
+    assert known_in(doctor)["logged"].n_operators >= 5
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,13 @@ def test_folder_is_below_perf_logs_by_default(monkeypatch: pytest.MonkeyPatch) -
         ({"command": Path("train.py")}, "expects a command, a function"),
         ({"command": train, "time_limit_s": 5.0}, "apply to commands only"),
         ({"command": train, "treatments": ["teleport"]}, "'teleport' is not a treatment"),
+        ({"command": train, "treatments": 3}, "treatments=3: expected treatments, e.g."),
+        ({"command": train, "repeats": -1}, "repeats=-1: expected a whole number of at least 1"),
+        ({"command": train, "steps": 0}, "steps=0: expected a whole number of at least 1 or None"),
+        ({"command": train, "seed": 1.5}, "seed=1.5: expected a whole number"),
+        ({"command": train, "semantics": "no"}, "semantics='no': expected True or False"),
+        ({"command": "true", "time_limit_s": float("nan")}, "time_limit_s=nan: expected seconds, at least 1"),
+        ({"command": "true", "memory_limit_bytes": "8G"}, "memory_limit_bytes='8G': expected a whole number of"),
     ],
 )
 def test_wrong_arguments_are_one_clear_line(arguments: dict[str, Any], message: str) -> None:

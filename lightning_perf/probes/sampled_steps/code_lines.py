@@ -143,7 +143,7 @@ def is_logging(monitored: Container[str] = ()) -> bool:
     """Return whether Lightning logs a value, none of ``monitored``, for the user's innermost line above the caller."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (owner := _kept_owner_of(frame.f_code.co_filename)) != USER:
-        if owner == LIGHTNING and frame.f_code.co_name == "log":
+        if owner == LIGHTNING and frame.f_code.co_name in ("log", "log_dict"):  # Fabric's log_dict calls no log
             return frame.f_locals.get("name") not in monitored
         frame = frame.f_back
     return False

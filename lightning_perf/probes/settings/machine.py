@@ -13,7 +13,13 @@ from typing import Any
 import psutil
 import torch
 
-from lightning_perf.cgroups import read_cpu_quota_cores, read_memory_limit_bytes, read_text, read_usable_cores
+from lightning_perf.cgroups import (
+    ranks_on_node,
+    read_cpu_quota_cores,
+    read_memory_limit_bytes,
+    read_text,
+    read_usable_cores,
+)
 from lightning_perf.records import Device, Machine
 
 CPU_FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
@@ -158,7 +164,4 @@ def device_name(device: torch.device) -> str:
 
 def local_world_size(trainer: Any) -> int:
     """Return the number of ranks on this node."""
-    n_ranks = os.environ.get("LOCAL_WORLD_SIZE")
-    if n_ranks and n_ranks.isdigit():
-        return max(1, int(n_ranks))
-    return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))
+    return ranks_on_node(int(trainer.world_size), int(trainer.num_nodes))

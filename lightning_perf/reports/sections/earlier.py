@@ -1,5 +1,6 @@
 """Earlier runs of the same training: what became slower since, and what changed from run to run."""
 
+import re
 from collections.abc import Iterator
 
 from lightning_perf.records import EarlierRun, Session
@@ -8,6 +9,8 @@ from lightning_perf.reports.document import AnyPart, Figure, note, table
 from lightning_perf.reports.wording import line, phase_name, share, times
 from lightning_perf.stats.comparison import BAND
 
+_FIELD = re.compile(r"\b(?:is|has|n)_(\w+?)(?:_on)?\b")
+_NAMES = {"implementation": "optimizer implementation", "shm_bytes": "shared memory", "usable_cores": "usable cores"}
 _MAX_CHANGES = 3
 _LARGEST_DETECTABLE = 3.0
 """Of a larger slowdown no test is needed."""
@@ -43,9 +46,15 @@ def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
 
 
 def change_text(name: str, base: str | None, new: str | None) -> str:
-    """Return a change, ``num_workers 8 → 4``; None where a run does not have the setting. Commits are abbreviated."""
+    """Return a change, ``num_workers 8 → 4``; None where a run does not have the setting. Commits are abbreviated.
+
+    Names that are no argument are words: ``is_compiled`` is ``compiled``, with the values yes and no.
+    """
+    words = _FIELD.sub(lambda match: match[1].replace("_", " "), name)
+    words = " ".join(_NAMES.get(word, word.replace("_class", " class")) for word in words.split())
+    of_field = {"True": "yes", "False": "no"} if words != name else {}
     values = ("none" if value is None else value[:7] if name == "commit" else value for value in (base, new))
-    return f"{name} {' → '.join(values)}"
+    return f"{words} {' → '.join(of_field.get(value, value) for value in values)}"
 
 
 def _longest(run: EarlierRun) -> str:

@@ -1,18 +1,23 @@
 """PD343: a step computes what is only logged."""
 
-from lightning_perf.records import Finding
+from lightning_perf.records import STEP_PHASES, Finding
 from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
-from lightning_perf.rules.signals import step_counter
-from lightning_perf.rules.thresholds import METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
-from lightning_perf.rules.wording import number_of
+from lightning_perf.rules.signals import metric_interval, step_counter
+from lightning_perf.rules.thresholds import USER_LINE_MIN_SHARE
+from lightning_perf.rules.user_lines import is_metric, whole_lines_of
+from lightning_perf.rules.wording import number_of, site_of
 
 
 @known_result_rule("PD343", "only-logged", "logged")
 def check(repeated: Repeated) -> Finding | None:
     found, session = repeated.found, repeated.session
-    if sum(repeated.claims.values()) < USER_LINE_MIN_SHARE * repeated.steady.span_s:
+    claimed_s, every = sum(repeated.claims.values()), metric_interval(session)
+    if claimed_s < USER_LINE_MIN_SHARE * repeated.steady.span_s:
         return None
+    metrics = whole_lines_of(session, STEP_PHASES, is_metric)
+    if sum(time.seconds for time in metrics if site_of(time.line.file, time.line.line) == found.site) >= claimed_s:
+        return None  # PD509 names the line, with all of its time
     # Lightning writes the values of the 50th step, the 100th, …: in others, self.log would leave old ones for these.
     counter, log = f"self.trainer.{step_counter(session)}", "self.log"
     if not session.run.has_trainer:
@@ -25,15 +30,14 @@ def check(repeated: Repeated) -> Finding | None:
         counted="operators whose results are only logged",
         prescriptions=(
             fix(
-                f"compute and log it every {METRIC_EVERY_STEPS} steps: its mean over an epoch then covers one batch in "
-                f"{METRIC_EVERY_STEPS}",
+                f"compute and log it every {every} steps: its mean over an epoch then covers one batch in {every}",
                 "minutes",
                 "numerics",  # random numbers that it draws are no longer drawn
-                code=f"if ({counter} + 1) % {METRIC_EVERY_STEPS} == 0:\n"
+                code=f"if ({counter} + 1) % {every} == 0:\n"
                 f'    {log}("accuracy", self.accuracy_of(x, y))  # and all that it needs',
             ),
             fix("compute it from the results that the loss is computed from", "minutes", "numerics"),
         ),
-        least_s=(1 - 1 / METRIC_EVERY_STEPS) * repeated.least_s,
-        basis=f"operators of one step, timed and followed by what uses them; one in {METRIC_EVERY_STEPS} keeps them",
+        least_s=(1 - 1 / every) * repeated.least_s,
+        basis=f"operators of one step, timed and followed by what uses them; one in {every} keeps them",
     )

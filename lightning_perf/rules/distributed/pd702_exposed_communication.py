@@ -15,13 +15,13 @@ _STATIC_GRAPH = fix(
     "set static_graph=True on DDP if every step has the same graph: it then exchanges buckets as early as possible",
     "one line",
     treatment="ddp-static-graph",
-    code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
+    code="Trainer(..., strategy=DDPStrategy(..., static_graph=True, gradient_as_bucket_view=True))",
 )
 _COMPRESSED = fix(
     "compress gradients to bf16: half the bytes",
     "one line",
     "numerics",
-    code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
+    code="Trainer(..., strategy=DDPStrategy(..., ddp_comm_hook=default_hooks.bf16_compress_hook))",
 )
 _SHARDED = (
     fix(

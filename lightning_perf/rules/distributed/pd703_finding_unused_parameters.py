@@ -1,7 +1,7 @@
 """PD703: DDP searches for unused parameters in every step and finds none."""
 
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.findings import fact, make_finding, timed_finding, trainer_fix
+from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -9,7 +9,12 @@ from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
 
 def _fix(why: str) -> Prescription:
-    return trainer_fix(f'set strategy="ddp"{why}', treatment="ddp-find-unused-off", strategy="ddp")
+    return fix(
+        f"set find_unused_parameters=False on DDP{why}",
+        "one line",
+        treatment="ddp-find-unused-off",  # without a Trainer flag: strategy="ddp" would drop other arguments of DDP
+        code='Trainer(..., strategy=DDPStrategy(..., find_unused_parameters=False))  # without others: strategy="ddp"',
+    )
 
 
 def _is_searching(session: Session) -> bool:

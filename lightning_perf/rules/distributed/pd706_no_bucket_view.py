@@ -29,6 +29,6 @@ def check(session: Session) -> Finding | None:
             "set gradient_as_bucket_view=True on DDP",
             "one line",
             treatment="ddp-bucket-view",
-            code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
+            code="Trainer(..., strategy=DDPStrategy(..., gradient_as_bucket_view=True))",
         ),
     )

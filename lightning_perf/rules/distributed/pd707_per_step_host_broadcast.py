@@ -13,6 +13,8 @@ from lightning_perf.rules.wording import duration, number_of, percent
 @rule("PD707", "per-step-host-broadcast")
 def check(session: Session) -> Finding | None:
     check_has_ranks(session)
+    if not session.run.has_trainer:
+        raise Skip("only a Trainer reads a number in each step")
     if session.settings.trainer.accelerator == "cpu":
         raise Skip("on a CPU there is no device to wait for")
     reading = reading_of(session)

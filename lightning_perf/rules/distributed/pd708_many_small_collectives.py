@@ -33,7 +33,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             "exchange gradients in buckets, as DDP does (bucket_cap_mb=25)",
             "minutes",
-            code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
+            code="Trainer(..., strategy=DDPStrategy(..., bucket_cap_mb=25))",
         ),
         high_s=most_s,
         basis="at most the time of these collectives; their bytes are still exchanged",

@@ -51,10 +51,19 @@ def check(session: Session) -> Finding | None:
 
 
 def _advice(session: Session) -> Prescription:
-    if loaders_of(session, "train")[0].is_iterable:  # it takes no sampler
+    loader = loaders_of(session, "train")[0]
+    if loader.is_iterable:  # it takes no sampler
         return fix("let each rank yield its own part of the samples", "minutes", "semantics", code=_PART_OF_RANK)
+    if "DistributedSampler" in (loader.sampler_class or ""):  # Lightning's, or one of the user's
+        return fix(
+            "seed what draws samples at random by the rank; the loader has a DistributedSampler already: give one of "
+            "yours the rank",
+            "minutes",
+            "semantics",
+            code="generator = torch.Generator().manual_seed(seed + torch.distributed.get_rank())",
+        )
     return fix(
-        "let each rank have its own part of the samples, by Lightning's DistributedSampler or a sampler of yours",
+        "let each rank have its own part of the samples, by a DistributedSampler or a sampler of yours",
         "minutes",
         "semantics",
         trainer_flags={"use_distributed_sampler": True},

@@ -97,7 +97,8 @@ def check(session: Session) -> Finding | None:
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
     trainer = session.settings.trainer
     yield fact("share of the time in logging", share, "fraction", HOOK_MIN_SHARE, steady.n_steps)
-    yield fact("log_every_n_steps", trainer.log_every_n_steps)
+    if session.run.has_trainer:
+        yield fact("log_every_n_steps", trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
     for name, times in named_by_kind(steady, "logger").items():
@@ -165,6 +166,9 @@ def _writes_steps(session: Session) -> bool:
 
 
 def _by_hand(session: Session, is_collecting: bool) -> Prescription:
+    if not session.run.has_trainer:
+        code = f"if step % {LOG_EVERY_STEPS} == 0:\n    fabric.log_dict(metrics)"
+        return fix(f"call fabric.log_dict every {LOG_EVERY_STEPS} steps", "minutes", code=code)
     counter = step_counter(session)
     how, call = "call self.log every {} steps instead of in every step", 'self.log("train_loss", loss)'
     if _writes_steps(session) or (session.settings.trainer.loggers and not is_collecting):

@@ -4,8 +4,8 @@ from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import phase_s, steady_of, step_counter
-from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
+from lightning_perf.rules.signals import metric_interval, phase_s, steady_of, step_counter
+from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent, statement_of
 
@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     seconds, low_s = sum(time.seconds for time in found), sum(time.low_s for time in found)
     if seconds < USER_LINE_MIN_SHARE * steps_s or low_s < LOW_SHARE * steady.span_s:
         return None
-    worst = found[0]
+    worst, every = found[0], metric_interval(session)
     claims: dict[str, float] = {}
     code = f"# {worst.line.file}:{worst.line.line}\n" if worst.line.file else ""
     # Users name the parameter of training_step as they like; hooks of callbacks have a self without a Trainer.
@@ -39,14 +39,14 @@ def check(session: Session) -> Finding | None:
         evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=(
             fix(
-                f"call the metric every {METRIC_EVERY_STEPS} steps: it then covers one batch in {METRIC_EVERY_STEPS}",
+                f"call the metric every {every} steps: it then covers one batch in {every}",
                 "one line",
                 "semantics",
-                code=f"{code}if ({counter} + 1) % {METRIC_EVERY_STEPS} == 0:\n    {statement_of(worst.line.code)}",
+                code=f"{code}if ({counter} + 1) % {every} == 0:\n    {statement_of(worst.line.code)}",
             ),
             fix("call update() in the step and compute() once at the end of the epoch", "minutes"),
         ),
         claims=claims,
-        low_s=(1 - 1 / METRIC_EVERY_STEPS) * low_s,
-        basis=f"one call in {METRIC_EVERY_STEPS} remains; share from {sum(time.n for time in found)} stack samples",
+        low_s=(1 - 1 / every) * low_s,
+        basis=f"one call in {every} remains; share from {sum(time.n for time in found)} stack samples",
     )

@@ -51,7 +51,10 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
             fact("time per checkpoint", call_s(*saves), "s", n=n_saves) if saves else None,
-            fact("checkpoints saved by", name or "trainer.save_checkpoint"),
+            fact(
+                "checkpoints saved by",
+                name or ("trainer.save_checkpoint" if session.run.has_trainer else "fabric.save"),
+            ),
             fact("data in the hyperparameters", data.n_bytes, "bytes") if data is not None else None,
             fact("weights that do not change", fixed.n_bytes, "bytes") if fixed is not None else None,
         ),

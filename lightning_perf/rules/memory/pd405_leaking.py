@@ -88,6 +88,9 @@ def _of_metric(session: Session, suspects: tuple[Suspect, ...]) -> Prescription 
     lines = [time.line for time in lines_of(session) if is_metric(time.line) and calls.search(time.line.code)]
     if not lines:
         return None
+    if not session.run.has_trainer:
+        code = f"# {lines[0].file}:{lines[0].line}\n{name}.reset()  # after each epoch"
+        return fix(f"reset the metric {name} after each epoch", "one line", code=code)
     return fix(
         f"log the metric {name} itself, so that Lightning resets it after each epoch, or call its reset()",
         "minutes",

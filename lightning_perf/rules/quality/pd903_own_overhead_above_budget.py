@@ -19,6 +19,11 @@ def check(session: Session) -> Finding | None:
     once = (
         f" ({duration(probe.wall_s)} for the loader probe, once per run)" if probe is not None and probe.wall_s else ""
     )
+    costs_s = {
+        "options=DoctorOptions(memory=False, device_stats=False)": overhead.per_step_us * 1e-6 * session.run.n_steps,
+        "probe_data=False": probe.wall_s if probe is not None else 0.0,
+        "schedule=None": sum(window.cost_s for window in session.windows),
+    }
     return make_finding(
         severity="info",
         summary=(
@@ -33,6 +38,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             "measure less, or remove PerfDoctor once the diagnosis is known",
             "one line",
-            code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
+            code=f"PerfDoctor({max(costs_s, key=lambda option: costs_s[option])})",
         ),
     )

@@ -48,6 +48,18 @@ def test_cores_of_a_rank_are_those_of_the_quota_when_there_is_no_session(monkeyp
     assert whole_cores_per_rank(None) == 21
 
 
+@pytest.mark.parametrize(
+    ("local", "world", "expected"),
+    [("2", "8", 2), ("abc", "8", 4), ("0", "8", 4), ("-1", "8", 4), ("", "", 4), ("16", "8", 4), ("2", "", 2)],
+)
+def test_ranks_on_a_node_are_an_even_part_when_the_environment_cannot_be_right(
+    monkeypatch: pytest.MonkeyPatch, local: str, world: str, expected: int
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    assert cgroups.ranks_on_node(8, n_nodes=2) == expected
+
+
 def test_cpu_quota_is_read_from_v1_when_controllers_share_a_mount(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
