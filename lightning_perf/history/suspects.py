@@ -97,7 +97,7 @@ _EXCLUDED = (
     "n_unused_elements", "unused_gradients_in", "n_unused_elements_in", "n_groups", "n_distinct_groups",
     "eval_outputs_have_graph", "prog_bar_metrics", "sync_dist_on_step", "max_epochs", "max_steps",
     "num_sanity_val_steps", "supports_fused", "limit_train_batches", "branch", "script", "parameters",
-    "memory_bytes", "lightning-perf", "index", "stage", "class_name", "package",
+    "memory_bytes", "lightning-perf", "index", "stage", "class_name", "package", "optimizers_site",
 )  # fmt: skip
 """Values that follow from others, are only known during a run, or do not affect the time of a step."""
 

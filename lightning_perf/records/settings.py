@@ -242,6 +242,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         added_hooks: None if no module gets a hook in most steps or epochs, or before the second count.
         fixed_weights: None if all large weights changed, or before the end of fit.
         clips_gradients: Whether a method of the module calls ``clip_gradients``; None in older sessions and histories.
+        optimizers_site: First line of the module's ``configure_optimizers``, e.g. ``"model.py:31"``; empty if unknown.
     """
 
     class_name: str
@@ -262,6 +263,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     added_hooks: AddedHooks | None = None
     fixed_weights: FixedWeights | None = None
     clips_gradients: bool | None = None
+    optimizers_site: str = ""
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

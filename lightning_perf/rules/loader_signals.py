@@ -66,7 +66,12 @@ def items_in_memory(session: Session) -> Prescription | None:
         return None
     if probe is not None and (probe.may_keep is False or _is_copying_slow(probe)):
         return None
-    return fix("keep the dataset's items in memory if they fit and do not change", "minutes", treatment="dataset-cache")
+    return fix(
+        "keep the dataset's items in memory if they fit and do not change",
+        "minutes",
+        treatment="dataset-cache",
+        code=f"items = [dataset[i] for i in range(len(dataset))]  # once\n{loader.call}(items, ...)",
+    )
 
 
 def _is_copying_slow(probe: LoaderProbe) -> bool:

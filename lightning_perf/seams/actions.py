@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Iterator
 from inspect import getattr_static, unwrap
 from itertools import takewhile
 from types import CodeType, FunctionType
@@ -57,10 +58,22 @@ def is_overridden(target: Any, hook: str) -> bool:
 
 def calls_clip_gradients(module: Any) -> bool:
     """Return whether a method of the user's calls ``clip_gradients``, as manual optimization does."""
+    return any(_has_name(code, "clip_gradients") for _, code in _own_methods(module))
+
+
+def site_of_method(module: Any, method: str) -> str:
+    """Return file and first line of a method of the user's, e.g. ``"model.py:31"``; empty without one."""
+    code = next((code for name, code in _own_methods(module) if name == method and isinstance(code, CodeType)), None)
+    return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _own_methods(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and code of the methods that the classes of a module add to Lightning's, overriding ones first."""
     base = base_class(type(module), ("LightningModule",))
-    classes = takewhile(lambda each: each is not base, type(module).__mro__)
-    functions = (unwrap(each) for one in classes for each in vars(one).values() if isinstance(each, FunctionType))
-    return any(_has_name(getattr(function, "__code__", None), "clip_gradients") for function in functions)
+    for one in takewhile(lambda each: each is not base, type(module).__mro__):
+        for name, each in vars(one).items():
+            if isinstance(each, FunctionType):
+                yield name, getattr(unwrap(each), "__code__", None)
 
 
 def _has_name(code: Any, name: str) -> bool:

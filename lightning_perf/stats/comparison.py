@@ -331,6 +331,7 @@ def _compared_settings(before: Session, after: Session) -> list[Any]:
     sides = [msgspec.to_builtins(each.settings) for each in (before, after)]
     n = min(len(side["loaders"]) for side in sides)
     for side in sides:
+        (side["model"] or {}).pop("optimizers_site", None)  # a place in the code
         others = [f"{each['stage']} {each['dataset_class'] or 'loader'}" for each in side["loaders"][n:]]
         side["loaders"] = [*side["loaders"][:n], *others]
     return sides

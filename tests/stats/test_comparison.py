@@ -6,6 +6,7 @@ from reports.sessions import GIB, starved
 
 from benchmarks.comparison.simulated_sessions import simulated
 from lightning_perf.errors import SessionError
+from lightning_perf.history.suspects import changes
 from lightning_perf.records import (
     Arm,
     Comparison,
@@ -16,6 +17,7 @@ from lightning_perf.records import (
     LoaderSettings,
     Machine,
     Memory,
+    ModelSettings,
     RuleOutcome,
     Session,
     Settings,
@@ -246,6 +248,13 @@ def test_settings_and_environment_that_differ_are_named_by_their_path() -> None:
     assert [(one.name, one.base, one.new) for one in comparison.environment] == [
         ("machine.versions.torch", None, "2.13")
     ]
+
+
+def test_a_line_that_moved_is_no_setting_that_differs() -> None:
+    models = [ModelSettings(class_name="Net", optimizers_site=f"model.py:{n}") for n in (31, 32)]
+    base, new = (simulated(n, settings=Settings(model=model)) for n, model in enumerate(models))
+    assert compared(base, new).settings == ()
+    assert not [each for each in changes(base, new) if "optimizers_site" in each.name]
 
 
 def test_memory_is_compared_device_by_device() -> None:

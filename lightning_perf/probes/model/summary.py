@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_perf.probes import plain
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
-from lightning_perf.seams import calls_clip_gradients
+from lightning_perf.seams import calls_clip_gradients, site_of_method
 
 from . import module_walk
 
@@ -58,6 +58,7 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
         is_compiled=is_compiled(pl_module),
         optimizers=tuple(read_optimizer(optimizer, sparse_tables(pl_module)) for optimizer in optimizers),
         clips_gradients=calls_clip_gradients(pl_module),
+        optimizers_site=site_of_method(pl_module, "configure_optimizers"),
     )
 
 

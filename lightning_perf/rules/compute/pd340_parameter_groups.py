@@ -6,7 +6,7 @@ from lightning_perf.rules.optimizer_signals import optimizer_step, optimizers_of
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, place
 
 _TREATMENT = "joined-groups"
 
@@ -18,8 +18,11 @@ def check(session: Session) -> Diagnosis | None:
     share, seen_s = optimizer_step(session, _TREATMENT)
     if found is None or share < OPTIMIZER_MIN_SHARE:
         return None
+    model = session.settings.model
+    site = model.optimizers_site if model is not None else ""
+    made = f" of {place('configure_optimizers', site)}" if site else ""
     return Diagnosis(
-        f"{found.class_name} updates {found.n_groups} parameter groups one after the other, and optimizers take "
+        f"{found.class_name}{made} updates {found.n_groups} parameter groups one after the other, and optimizers take "
         f"{percent(share)} of step time",
         (
             fact("share of the time in the optimizer's step", share, "fraction", OPTIMIZER_MIN_SHARE, steady.n_steps),

@@ -572,3 +572,16 @@ def test_module_that_clips_gradients_itself_is_recognized() -> None:
     modules = (Plain, Clipping, Derived, Decorated)
     assert [read_model(each()).clips_gradients for each in modules] == [False, True, True, True]
     assert not read_model(nn.Linear(2, 2)).clips_gradients
+
+
+def test_line_that_makes_optimizers_is_that_of_the_users_class() -> None:
+    class Own(lightning.LightningModule):
+        def configure_optimizers(self) -> None:
+            raise AssertionError("user code is not run")
+
+    class Derived(Own): ...
+
+    line = Own.configure_optimizers.__code__.co_firstlineno
+    assert read_model(Derived()).optimizers_site == f"test_model.py:{line}"
+    assert read_model(lightning.LightningModule()).optimizers_site == ""
+    assert read_model(nn.Linear(2, 2)).optimizers_site == ""
