@@ -161,8 +161,10 @@ def test_no_rank_is_named_when_they_are_alike(pair: dict[str, Any], four: dict[s
     assert "none" not in four or found(four["none"]) == {}
 
 
-def test_flag_is_named_when_ddp_searches_unused_parameters_in_vain(pair: dict[str, Any]) -> None:
-    assert found(pair["unused"])["PD703"].prescriptions[0].trainer_flags == {"strategy": "ddp"}
+def test_argument_is_named_when_ddp_searches_unused_parameters_in_vain(pair: dict[str, Any]) -> None:
+    prescription = found(pair["unused"])["PD703"].prescriptions[0]
+    assert "DDPStrategy(..., find_unused_parameters=False)" in prescription.code
+    assert prescription.trainer_flags == {}  # a new strategy would lose the other arguments
 
 
 def test_flag_is_not_named_when_a_parameter_is_unused(pair: dict[str, Any]) -> None:
