@@ -9,7 +9,8 @@ pyinstrument's profile function, which is as accurate but lengthens steps by 20 
 A sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
 line that called it. Pauses are distributed exponentially, so that what follows such a call is sampled as often as
 anything else (Wolff, Poisson arrivals see time averages, Operations Research 30, 1982). For the same reason the time of
-a burst is set before it begins, and a call that holds the lock is charged with all bursts that it covers in part.
+a burst is set before it begins, a call that holds the lock is charged with all bursts that it covers in part, and the
+rests between bursts depend on what recent bursts cost, which such a call hardly changes.
 """
 
 import ctypes
@@ -54,6 +55,7 @@ _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
 _EARLY_S = 5e-3  # before a burst; the usual switch interval, by which its first sample would otherwise be delayed
 _MAX_BURSTS_OUTSIDE = 10
+_COST_BURSTS = 50  # over which the mean cost of a burst is taken
 
 _lowered: list[tuple[float, float]] = []
 """The usual switch interval, and the one set, while it is lowered; a process forked meanwhile restores it."""
@@ -93,9 +95,11 @@ class LineSampler(Probe):
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # leaves all other random streams unchanged
         self._background = BackgroundThread("lightning-perf host lines", self.burst)
-        self._start_ns = self._begin_ns = now_ns()
+        self._begin_ns = now_ns()
         self._end_ns = self._begin_ns + _BURST_NS
-        self._n_bursts_outside = 0
+        self._n_bursts = self._n_bursts_outside = 0
+        self._mean_cost_ns = 0.0  # of a burst with samples
+        self._gc_ns = 0  # until the last sample or burst
         self._has_sharp_timers = False
 
     def start(self) -> None:
@@ -130,13 +134,21 @@ class LineSampler(Probe):
             n_taken += 1
             n_outside += not is_inside
             due_ns = self._now_ns() + self._pause_ns()
-        self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _LOCK_EXCHANGE_NS
+        self._add_cost(time.thread_time_ns() - cpu_ns, n_taken)
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
             self._background.stopping.set()  # the run ended without a call to stop
         if self._now_ns() >= self._begin_ns:  # else the next one is planned
             self._plan_burst(self._end_ns)
+        self._gc_ns = self._paused_ns()
         return self._rest_s()
+
+    def _add_cost(self, cpu_ns: int, n_taken: int) -> None:
+        cost_ns = cpu_ns + n_taken * _LOCK_EXCHANGE_NS
+        self.cost_ns += cost_ns
+        if n_taken:
+            self._n_bursts += 1
+            self._mean_cost_ns += (cost_ns - self._mean_cost_ns) / min(self._n_bursts, _COST_BURSTS)
 
     def _pause_ns(self) -> int:
         return int(-PAUSE_S * 1e9 * math.log(1.0 - self._draw()))
@@ -146,8 +158,8 @@ class LineSampler(Probe):
 
     def _plan_burst(self, after_ns: int) -> None:
         share = MAX_SHARE if self._n < _ENOUGH_SAMPLES else _LATER_SHARE
-        due_s = self.cost_ns / 1e9 / share - (self._now_ns() - self._start_ns) / 1e9
-        self._begin_ns = after_ns + int(max(_REST_S, due_s) * (0.5 + self._draw()) * 1e9)
+        rest_s = max(_REST_S, self._mean_cost_ns / 1e9 / share)
+        self._begin_ns = after_ns + int(rest_s * (0.5 + self._draw()) * 1e9)
         self._end_ns = self._begin_ns + _BURST_NS
 
     def _counted_delay_ns(self, due_ns: int) -> int:
@@ -170,10 +182,11 @@ class LineSampler(Probe):
     def _sample(self, due_ns: int) -> bool | None:
         """Take a sample when it is due; return whether the run is still going on, None if its thread has ended."""
         switch_s = LONG_SWITCH_S if self._late_ns > _LONG_NS * self._n else SWITCH_S
-        gc_before_ns = self._paused_ns()
         _wait(self._sleep, max(0, due_ns - self._now_ns()) / 1e9, switch_s)
         late_ns = max(0, self._now_ns() - due_ns)
         delay_ns = self._counted_delay_ns(due_ns)
+        gc_before_ns, self._gc_ns = self._gc_ns, self._paused_ns()
+        gc_ns = delay_ns * min(1.0, (self._gc_ns - gc_before_ns) / late_ns) if late_ns else 0.0
         frames = frames_of(self._watched, self._frames)
         if not frames:
             return None
@@ -184,7 +197,6 @@ class LineSampler(Probe):
             return True
         loop = self._loop
         name = loop.current_phase()
-        gc_ns = min(delay_ns, self._paused_ns() - gc_before_ns)
         step = loop.main.n_steps
         with self._lock:
             for phases in (self._phases, self._slow) if self._is_in_slow_step(name, late_ns) else (self._phases,):

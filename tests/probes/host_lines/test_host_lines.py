@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -537,6 +538,59 @@ def test_share_of_a_call_is_its_time_when_the_call_holds_the_lock_at_wake_ups(he
     assert seen_ns / phase.ns == pytest.approx(held_ns / period_ns, abs=0.03)
 
 
+def test_share_of_a_call_is_its_time_when_the_cost_limits_sampling(monkeypatch):
+    """A call during which no samples are taken costs nothing: bursts are nevertheless no more frequent in it."""
+    monkeypatch.setattr(sampler, "_ENOUGH_SAMPLES", 0)
+    monkeypatch.setattr(sampler, "_sharpen_timers", lambda: None)
+    held_ns, period_ns, cost_ns = 500_000_000, 10_000_000_000, 40_000
+    frames, ident = {True: run_by_lightning(training_step), False: run_by_lightning(helper)}, threading.get_ident()
+
+    class Calls(FakeClock):
+        cpu_ns = 0
+
+        def sleep(self, seconds: float) -> None:
+            self.cpu_ns += cost_ns
+            self.now += int(seconds * 1e9)
+            self.now += max(0, held_ns - self.now % period_ns)
+
+    clock = Calls()
+    monkeypatch.setattr(sampler, "time", SimpleNamespace(thread_time_ns=lambda: clock.cpu_ns))
+    own = LineSampler(
+        run_of(), now_ns=clock, frames=lambda: {ident: frames[clock.now % period_ns == held_ns]}, sleep=clock.sleep
+    )
+    while clock.now < 2_000_000_000_000:
+        clock.sleep(own.burst())
+    phase = own._phases["forward"]
+    seen_ns = sum(sums.ns for stack, sums in phase.stacks.items() if len(stack.lines) == 2)
+    assert seen_ns / phase.ns == pytest.approx(held_ns / period_ns, abs=0.02)
+    assert own.cost_ns / clock.now <= sampler._LATER_SHARE
+
+
+@pytest.mark.parametrize(("before_ms", "in_call_ms", "part"), [(200, 0, 1.0), (0, 200, 0.5)])
+def test_collection_is_not_charged_to_a_line_when_it_delays_a_sample(before_ms, in_call_ms, part, clock):
+    clock.now = 1  # 0 means that no collection is under way
+    pauses, run, ident = GarbagePauses(clock), run_of(), threading.get_ident()
+    run.probes.find = lambda kind: pauses
+    frame = run_by_lightning(training_step)
+
+    def collect(milliseconds: int) -> None:
+        pauses._on_collection("start", {})
+        clock.advance(milliseconds / 1e3)
+        pauses._on_collection("stop", {})
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        collect(in_call_ms)
+        clock.advance(in_call_ms / 1e3)
+
+    own = LineSampler(run, now_ns=clock, frames=lambda: {ident: frame}, sleep=sleep)
+    collect(before_ms)
+    own.burst()
+    (sums,) = own._phases["forward"].stacks.values()
+    delays_ns = own._phases["forward"].ns - sums.n * sampler.PAUSE_S * 1e9
+    assert sums.gc_ns / delays_ns == pytest.approx(part, abs=0.05)
+
+
 def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler, clock):
     line_sampler.burst()
     assert line_sampler.profile(None).slow_steps == {}
@@ -559,11 +613,10 @@ def test_sampling_rests_when_the_step_is_disturbed_before_the_burst(line_sampler
     assert line_sampler.burst() > sampler._REST_S / 2 - sampler._EARLY_S
 
 
-def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
+def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, monkeypatch):
+    monkeypatch.setattr(sampler, "time", SimpleNamespace(thread_time_ns=count(0, 5_000_000).__next__))
     line_sampler.burst()
-    line_sampler.cost_ns = 1_000_000_000
-    line_sampler.burst()
-    assert line_sampler.burst() >= 0.5 * (1 / sampler.MAX_SHARE - clock.now / 1e9) - sampler._EARLY_S
+    assert line_sampler.burst() >= 0.5 * 5e-3 / sampler.MAX_SHARE - sampler._EARLY_S
 
 
 def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
