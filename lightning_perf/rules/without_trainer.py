@@ -29,7 +29,7 @@ _CODE = {
 }
 _WORDS = {
     "self.parameters()": "model.parameters()",
-    "self.total": "total",
+    "self.total += loss": "total += loss",
     ", in on_train_epoch_end": ", at the end of the epoch",
     ", e.g. in on_train_start": "",
     "  # in configure_optimizers": "  # after the optimizer is made",

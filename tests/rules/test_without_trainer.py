@@ -164,3 +164,13 @@ def test_code_is_that_of_the_callback_when_it_schedules_accumulation(code: str, 
     for fix in finding.prescriptions:
         assert "accumulate_grad_batches" not in (*fix.trainer_flags, fix.summary, fix.code)
         assert fix.treatment != "accumulate"
+
+
+def test_code_of_the_user_is_quoted_unchanged_when_there_is_no_trainer() -> None:
+    line = {"file": "net.py", "line": 31, "function": "step", "entry": "step", "call": "torchmetrics.Metric.forward",
+            "share": 0.9, "operator_fraction": 0.9, "n_samples": 200, "code": "self.total_accuracy(y, t)"}  # fmt: skip
+    phase = {"n_samples": 250, "n_effective": 200.0, "share": 0.4, "operator_fraction": 0.0, "lines": [line]}
+    profile = {"n_samples": 500, "sampled_s": 1.0, "first_step": 3, "last_step": 1990, "cost_s": 0.02,
+               "phases": {"forward": phase}}  # fmt: skip
+    finding = finding_of("PD509", {**LOOP, "host_profile": profile})
+    assert "self.total_accuracy(y, t)" in finding.prescriptions[0].code
