@@ -1,7 +1,6 @@
 """Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
 from collections.abc import Iterable, Sequence
-from itertools import count
 
 from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
@@ -51,7 +50,9 @@ def step_counter(session: Session) -> str:
 def metric_interval(session: Session) -> int:
     """Return the steps between two calls of a metric to recommend: values are logged in steps that Lightning writes."""
     written = session.settings.trainer.log_every_n_steps or METRIC_EVERY_STEPS
-    return next(n for n in count(int(METRIC_EVERY_STEPS)) if written % n == 0 or n % written == 0)
+    least = int(METRIC_EVERY_STEPS)
+    # A longer interval is there to write nothing.
+    return next((n for n in range(least, least**3) if written % n == 0 or n % written == 0), least)
 
 
 def mean_phase_s(stage: StageTimes, name: str) -> float | None:

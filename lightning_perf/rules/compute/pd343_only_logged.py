@@ -4,7 +4,7 @@ from lightning_perf.records import STEP_PHASES, Finding
 from lightning_perf.rules.findings import fix
 from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.signals import metric_interval, step_counter
-from lightning_perf.rules.thresholds import USER_LINE_MIN_SHARE
+from lightning_perf.rules.thresholds import LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import is_metric, whole_lines_of
 from lightning_perf.rules.wording import number_of, site_of
 
@@ -16,7 +16,8 @@ def check(repeated: Repeated) -> Finding | None:
     if claimed_s < USER_LINE_MIN_SHARE * repeated.steady.span_s:
         return None
     metrics = whole_lines_of(session, STEP_PHASES, is_metric)
-    if sum(time.seconds for time in metrics if site_of(time.line.file, time.line.line) == found.site) >= claimed_s:
+    here_s = sum(time.seconds for time in metrics if site_of(time.line.file, time.line.line) == found.site)
+    if here_s >= claimed_s and sum(time.low_s for time in metrics) >= LOW_SHARE * repeated.steady.span_s:
         return None  # PD509 names the line, with all of its time
     # Lightning writes the values of the 50th step, the 100th, …: in others, self.log would leave old ones for these.
     counter, log = f"self.trainer.{step_counter(session)}", "self.log"
