@@ -22,7 +22,7 @@ def made_at(root: nn.Module, path: str) -> str:
     """
     found, owner = "", root
     for name in path.split("."):
-        found = _assigned_at(type(owner), name) or found  # type: ignore[arg-type]
+        found = _assigned_at(type(owner), name) or found
         child = dict(named_children(owner)).get(name)
         if child is None:
             break
@@ -30,7 +30,6 @@ def made_at(root: nn.Module, path: str) -> str:
     return found
 
 
-@functools.lru_cache(maxsize=1024)
 def _assigned_at(kind: type, name: str) -> str:
     """Return the first line of a class's own methods that sets the attribute, or registers it by its name."""
     functions = (each for one in kind.__mro__ for each in vars(one).values() if isinstance(each, FunctionType))
@@ -41,6 +40,7 @@ def _assigned_at(kind: type, name: str) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=1024)  # by code, as classes need not be hashable
 def _offset(code: CodeType, name: str) -> int | None:
     is_by_name = name in code.co_consts and any(each in code.co_names for each in _BY_NAME)
     if name not in code.co_names and not is_by_name:

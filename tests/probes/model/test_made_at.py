@@ -52,3 +52,18 @@ def test_no_line_is_named_where_none_sets_the_part():
     assert made_at(Net(), "a") == ""
     assert made_at(nn.Sequential(nn.Linear(2, 2)), "0") == ""
     assert made_at(Net(), "nothing.at.all") == ""
+
+
+class Comparing(type):
+    def __eq__(cls, other):
+        return cls is other
+
+
+class Unhashable(nn.Module, metaclass=Comparing):
+    def __init__(self):
+        super().__init__()
+        self.only = nn.Linear(2, 2)
+
+
+def test_line_is_found_when_the_class_cannot_be_hashed():
+    assert made_at(Unhashable(), "only") == line_with("self.only =")
