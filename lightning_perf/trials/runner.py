@@ -233,5 +233,5 @@ def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> 
     if "EOFError" in reason:
         reason += " (it reads input, of which there is none: pass the values as arguments)"
     elif ended.result is None and _has_input():
-        reason += " (runs do not get the input of this command: let the script read a file instead)"
+        reason += " (runs get no standard input: if the script needs it, let it read a file)"
     return f"{what} could not be measured ({' '.join(command)}): {reason}"
