@@ -134,7 +134,7 @@ def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
         )
     elif is_cpu_run(session):  # which 8-bit optimizers do not run on
         momentum = "use an optimizer with fewer states, e.g. SGD with momentum or Adafactor: half or less of Adam's"
-        smaller = fix(momentum, "hours", "semantics", code="torch.optim.Adafactor(self.parameters())")
+        smaller = fix(momentum, "hours", "semantics", code="torch.optim.Adafactor(self.parameters())  # torch ≥ 2.5")
     sharded = fix(
         'set strategy="fsdp": ranks share optimizer states, gradients and weights',
         "minutes",
