@@ -55,6 +55,9 @@ _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
 _EARLY_S = 5e-3  # before a burst; the usual switch interval, by which its first sample would otherwise be delayed
 _MAX_BURSTS_OUTSIDE = 10
+_SUSPENDED_NS, _SUSPENDED_SHARE = 10_000_000_000, 0.1
+"""A longer delay in which the process computed for less than this share was no call: the process was suspended."""
+
 _COST_BURSTS = 50  # over which the mean cost of a burst is taken
 
 _lowered: list[tuple[float, float]] = []
@@ -100,6 +103,7 @@ class LineSampler(Probe):
         self._n_bursts = self._n_bursts_outside = 0
         self._mean_cost_ns = 0.0  # of a burst with samples
         self._gc_ns = 0  # until the last sample or burst
+        self._cpu_ns = time.process_time_ns()  # until the last burst
         self._has_sharp_timers = False
 
     def start(self) -> None:
@@ -140,7 +144,7 @@ class LineSampler(Probe):
             self._background.stopping.set()  # the run ended without a call to stop
         if self._now_ns() >= self._begin_ns:  # else the next one is planned
             self._plan_burst(self._end_ns)
-        self._gc_ns = self._paused_ns()
+        self._gc_ns, self._cpu_ns = self._paused_ns(), time.process_time_ns()
         return self._rest_s()
 
     def _add_cost(self, cpu_ns: int, n_taken: int) -> None:
@@ -184,6 +188,9 @@ class LineSampler(Probe):
         switch_s = LONG_SWITCH_S if self._late_ns > _LONG_NS * self._n else SWITCH_S
         _wait(self._sleep, max(0, due_ns - self._now_ns()) / 1e9, switch_s)
         late_ns = max(0, self._now_ns() - due_ns)
+        if late_ns > _SUSPENDED_NS and time.process_time_ns() - self._cpu_ns < _SUSPENDED_SHARE * late_ns:
+            self._plan_burst(self._now_ns())
+            return True
         delay_ns = self._counted_delay_ns(due_ns)
         gc_before_ns, self._gc_ns = self._gc_ns, self._paused_ns()
         gc_ns = delay_ns * min(1.0, (self._gc_ns - gc_before_ns) / late_ns) if late_ns else 0.0

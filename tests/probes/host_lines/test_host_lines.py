@@ -554,7 +554,7 @@ def test_share_of_a_call_is_its_time_when_the_cost_limits_sampling(monkeypatch):
             self.now += max(0, held_ns - self.now % period_ns)
 
     clock = Calls()
-    monkeypatch.setattr(sampler, "time", SimpleNamespace(thread_time_ns=lambda: clock.cpu_ns))
+    monkeypatch.setattr(sampler, "time", SimpleNamespace(thread_time_ns=lambda: clock.cpu_ns, process_time_ns=clock))
     own = LineSampler(
         run_of(), now_ns=clock, frames=lambda: {ident: frames[clock.now % period_ns == held_ns]}, sleep=clock.sleep
     )
@@ -564,6 +564,16 @@ def test_share_of_a_call_is_its_time_when_the_cost_limits_sampling(monkeypatch):
     seen_ns = sum(sums.ns for stack, sums in phase.stacks.items() if len(stack.lines) == 2)
     assert seen_ns / phase.ns == pytest.approx(held_ns / period_ns, abs=0.02)
     assert own.cost_ns / clock.now <= sampler._LATER_SHARE
+
+
+@pytest.mark.parametrize("is_suspended", [True, False])
+def test_delay_counts_for_no_line_when_the_process_was_suspended(is_suspended, line_sampler, clock, monkeypatch):
+    monkeypatch.setattr(time, "process_time_ns", int if is_suspended else clock)
+    clock.sleep(line_sampler.burst())
+    clock.advance(3600)
+    clock.sleep(line_sampler.burst())
+    line_sampler.burst()
+    assert (line_sampler.profile(None).sampled_s < 1) is is_suspended
 
 
 @pytest.mark.parametrize(("before_ms", "in_call_ms", "part"), [(200, 0, 1.0), (0, 200, 0.5)])
@@ -614,7 +624,9 @@ def test_sampling_rests_when_the_step_is_disturbed_before_the_burst(line_sampler
 
 
 def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, monkeypatch):
-    monkeypatch.setattr(sampler, "time", SimpleNamespace(thread_time_ns=count(0, 5_000_000).__next__))
+    monkeypatch.setattr(
+        sampler, "time", SimpleNamespace(thread_time_ns=count(0, 5_000_000).__next__, process_time_ns=int)
+    )
     line_sampler.burst()
     assert line_sampler.burst() >= 0.5 * 5e-3 / sampler.MAX_SHARE - sampler._EARLY_S
 
